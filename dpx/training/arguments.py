@@ -1,7 +1,6 @@
 """What `fit` may be given, checked before its folder is touched: a refused call leaves no trace there."""
 
 import math
-import re
 from typing import Any
 
 import jax
@@ -14,23 +13,12 @@ from dpx.training import adaptive
 from dpx.training.sampling import NAMES, Allocation, Poisson, Sampling
 from dpx.training.transformation import PrivatizeState
 
-_PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
-
 
 def check_flag(value: Any, name: str) -> bool:
     """Returns the value as a bool; raises ValueError unless it is one, of Python or of NumPy."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r} must be True or False")
     return bool(value)
-
-
-def check_label(label: Any) -> None:
-    """Raises ValueError for what cannot name a folder in `checkpoints`."""
-    if not isinstance(label, str) or not _PLAIN.fullmatch(label):
-        raise ValueError(
-            f"label={label!r} must be a plain name, of which a folder is named: use letters, digits, spaces "
-            "and _ . + = -"
-        )
 
 
 def check_assumptions(assumptions: Any) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def calibrate(
     accountant: str,
     unit: str,
     assumptions: tuple[str, ...],
-    sampling: Sampling = Poisson(),  # noqa: B008
+    sampling: Sampling | None = Poisson(),  # noqa: B008
     bands: int = 1,
     beside: PrivacyGuarantee | None = None,
     beside_label: str = "prior release",
@@ -71,7 +71,7 @@ def calibrate(
       accountant: "pld" or "rdp".
       unit: What a record is.
       assumptions: What the guarantee rests on.
-      sampling: How batches are drawn.
+      sampling: How batches are drawn; None for the way that needs less noise (`quieter`).
       bands: b of banded noise; one for independent noise.
       beside: A Gaussian release that is paid from the same budget.
       beside_label: What that release is.
@@ -79,6 +79,16 @@ def calibrate(
     Returns:
       What `dpx.training.loop.train` needs, and the guarantee of the run and that release together.
     """
+    sampling = sampling or quieter(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        steps=steps,
+        accountant=accountant,
+        bands=bands,
+        beside=beside,
+    )
     # A block of b steps is one mechanism, on a sample of one of b groups.
     probability = bands * batch_size / public_size(num_examples)
     settings: dict[str, Any] = {"sampling_probability": probability, "accountant": accountant}
@@ -97,15 +107,9 @@ def calibrate(
         counts = f", for each {bands} of {steps} steps together, whose noise is banded"
 
     def alone(steps: int) -> PrivacyGuarantee:
-        found = privacy.dpsgd_guarantee(
-            multiplier,
-            delta,
-            steps=math.ceil(steps / bands),
-            unit=unit,
-            assumptions=assumptions,
-            **settings,
-        )
-        return dataclasses.replace(found, mechanism=found.mechanism + counts)
+        blocks, about = math.ceil(steps / bands), {"unit": unit, "assumptions": assumptions}
+        plain = privacy.dpsgd_guarantee(multiplier, delta, steps=blocks, **about, **settings)
+        return dataclasses.replace(plain, mechanism=plain.mechanism + counts)
 
     def guarantee(steps: int) -> PrivacyGuarantee:
         if beside is None:
@@ -113,7 +117,7 @@ def calibrate(
         ledger = Ledger().spend(beside, beside_label)
         return ledger.spend(alone(steps), "DP-SGD").guarantee(delta)
 
-    found = Privacy(
+    calibrated = Privacy(
         l2_clip_norm=l2_clip_norm,
         normalize=normalize,
         noise_multiplier=multiplier,
@@ -123,7 +127,7 @@ def calibrate(
         coefficients=correlated.coefficients(steps, bands),
         sampling=sampling,
     )
-    return found, guarantee(steps)
+    return calibrated, guarantee(steps)
 
 
 def quieter(
@@ -159,25 +163,21 @@ def quieter(
 
 
 def check_priced(
-    found: Privacy | None,
-    sampling_probability: float,
-    steps: int,
-    num_examples: int,
+    training: Privacy | None, sampling_probability: float, steps: int, num_examples: int
 ) -> None:
     """Raises ValueError where a training would do something else than its guarantee is about."""
-    if found is None or found.alone is None:
+    if training is None or training.alone is None:
         return
-    blocks = math.ceil(steps / len(found.coefficients))
     event = privacy.dpsgd_event(
-        found.noise_multiplier,
+        training.noise_multiplier,
         sampling_probability=sampling_probability,
-        steps=blocks,
-        **found.sampling.accounted(num_examples),
+        steps=math.ceil(steps / len(training.coefficients)),
+        **training.sampling.accounted(num_examples),
     )
-    if found.alone.event != event:
+    if training.alone.event != event:
         raise ValueError(
-            f"the guarantee is that of {found.alone.event}, and the training would be {event}: calibrate for "
-            "the records, the batch size and the steps that it has"
+            f"the guarantee is that of {training.alone.event}, and the training would be {event}: calibrate "
+            "for the records, the batch size and the steps that it has"
         )
 
 

@@ -234,52 +234,25 @@ def fit(
     optimizer = planning.untuned(steps) if optimizer is None else optimizer
     if l2_clip_norm is None:
         l2_clip_norm, normalize = 1.0, True
-    compute_dtype = precision.check(compute_dtype)
-    if microbatch_size is not None:
-        microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
+    computation = loop.Computation(compute_dtype, microbatch_size, record_key, grouped, strict)
     asked = arguments.check_sampling(sampling, batch_size)
     bands = arguments.check_bands(noise, bands, steps, rows / batch_size, l2_clip_norm, asked)
-    tenth = max(1, steps // 10)
-    every: dict[str, Any] = {
-        name: _validate.check_integer(tenth if value is None else value, name)
-        for name, value in (
-            ("evaluate_every", evaluate_every),
-            ("log_every", log_every),
-            ("checkpoint_every", checkpoint_every),
-        )
-    }
+    folder, tenth = None if workdir is None else Path(workdir), max(1, steps // 10)
+    every = (tenth if x is None else x for x in (evaluate_every, log_every, checkpoint_every))
+    monitoring = logs.Monitoring(label, folder, progress, evaluate, *every)
     _validate.check_choice(accountant, "accountant", ("pld", "rdp"))
     if not isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
         groups.assign(l2_clip_norm, trained.tree)
     arguments.check_optimizer(
         optimizer, *jax.eval_shape(lambda tree: (tree, loop.wide(tree)), trained.tree)
     )
-    for name, value in (("loss_fn", loss_fn), ("evaluate", evaluate)):
-        if not callable(value) and not (name == "evaluate" and value is None):
-            raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
-    normalize, record_key, secure, strict, progress = (
-        arguments.check_flag(value, name)
-        for name, value in (
-            ("normalize", normalize),
-            ("record_key", record_key),
-            ("secure", secure),
-            ("strict", strict),
-            ("progress", progress),
-        )
-    )
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r} must be a function of the parameters: pass one")
+    normalize = arguments.check_flag(normalize, "normalize")
+    secure = arguments.check_flag(secure, "secure")
     trackers.check(log, workdir)
     assumptions = arguments.check_assumptions(assumptions)
-    arguments.check_label(label)
     secrets.check(key, secure)
-    chosen = asked or calibration.quieter(
-        epsilon=epsilon,
-        delta=delta,
-        num_examples=rows,
-        batch_size=batch_size,
-        steps=steps,
-        accountant=accountant,
-        bands=bands,
-    )
 
     constants = trained.constants
     # As arrays of JAX, which a loss may index by what it traces.
@@ -292,7 +265,32 @@ def fit(
     def loss(tree: Any, frozen: Any, *example: Any) -> jax.Array:
         return loss_fn(rebuilt(tree, frozen), *example)
 
-    # What a call that is repeated must find as it was; of the initial parameters, all of them.
+    stated = unit  # in the guarantee
+    if grouped is not None:
+        stated = "user" if unit == "record" else unit
+    elif unit != "record":
+        stated = f"row of the data, which is called {unit}"
+    privacy, guarantee = calibration.calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=rows,
+        batch_size=batch_size,
+        steps=steps,
+        l2_clip_norm=l2_clip_norm,
+        normalize=normalize,
+        accountant=accountant,
+        unit=stated,
+        assumptions=(
+            *(() if grouped is None else (people.ASSUMPTION,)),
+            *assumptions,
+            *((stream.ASSUMPTION,) if secure else ()),
+            *inferred_types(data),
+        ),
+        sampling=asked,
+        bands=bands,
+    )
+    dtype, way = computation.compute_dtype, privacy.sampling
+    # A repeated call must find these as they were, and all initial parameters. None counts as absent.
     settings = {
         "epsilon": epsilon,
         "delta": delta,
@@ -300,38 +298,23 @@ def fit(
         "steps": steps,
         "l2_clip_norm": adaptive.norms(l2_clip_norm),
         "normalize": normalize,
-        "microbatch_size": microbatch_size,
-        "record_key": record_key,
+        "microbatch_size": computation.microbatch_size,
+        "record_key": computation.record_key,
         "label": label,
+        "sampling": None if way == Poisson() else dataclasses.asdict(way) | {"name": way.name},
+        "compute_dtype": None if dtype is None else dtype.name,
+        "bands": None if bands == 1 else bands,
+        "accountant": None if accountant == "pld" else accountant,
+        "unit": None if unit == "record" else unit,
+        "assumptions": list(assumptions) or None,
+        "secure": secure or None,
+        "records_per_user": None if grouped is None else grouped.most,
+        "wrt": None if wrt is None else list(trained.paths),
+        "generator": None if (made := secrets.generator()) == "threefry2x32" else made,
     }
-    if chosen != Poisson():
-        settings["sampling"] = dataclasses.asdict(chosen) | {"name": chosen.name}
-    if compute_dtype is not None:
-        settings["compute_dtype"] = compute_dtype.name
-    if bands > 1:
-        settings["bands"] = bands
-    if accountant != "pld":
-        settings["accountant"] = accountant
-    if unit != "record":
-        settings["unit"] = unit
-    if assumptions:
-        settings["assumptions"] = list(assumptions)
-    if secure:
-        settings["secure"] = True
-        assumptions = (*assumptions, stream.ASSUMPTION)
-    if grouped is not None:
-        settings["records_per_user"] = grouped.most
-        assumptions = (people.ASSUMPTION, *assumptions)
-        unit = "user" if unit == "record" else unit
-    elif unit != "record":
-        unit = f"row of the data, which is called {unit}"
-    if wrt is not None:
-        settings["wrt"] = list(trained.paths)
-    if (generator := secrets.generator()) != "threefry2x32":
-        settings["generator"] = generator
-    _processes.check_same(settings | every)
-    narrow = precision.computed_in(compute_dtype, loss)
-    given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
+    _processes.check_same(settings | monitoring.every)
+    narrow = precision.computed_in(computation.compute_dtype, loss)
+    given = arguments.of_one_example((trained.tree, frozen), examples, computation.record_key)
 
     if grouped is not None:
         narrow, given = people.mean_loss(narrow), [*given[:2], *grouped.stacked(given[2:])]
@@ -341,8 +324,8 @@ def fit(
 
     several = min(rows, 2)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((several, *x.shape), x.dtype), given[2:])
-    reports.report_state(params, wrt, strict)
-    with reports.of(strict, examples, records, trained.holding(frozen)):
+    reports.report_state(params, wrt, computation.strict)
+    with reports.of(computation.strict, examples, records, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
         plan.program(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():
@@ -354,21 +337,6 @@ def fit(
         settings |= computed
     if taken:
         logs.say(f"{label}: {taken}", shown=progress)
-    privacy, guarantee = calibration.calibrate(
-        epsilon=epsilon,
-        delta=delta,
-        num_examples=rows,
-        batch_size=batch_size,
-        steps=steps,
-        l2_clip_norm=l2_clip_norm,
-        normalize=normalize,
-        accountant=accountant,
-        unit=unit,
-        assumptions=(*assumptions, *inferred_types(data)),
-        sampling=chosen,
-        bands=bands,
-    )
-    folder = None if workdir is None else Path(workdir)
     whose = () if grouped is None else (grouped.order, grouped.begins)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples), *whose))
     with (
@@ -386,17 +354,12 @@ def fit(
             keys=opened.keys,
             finished=opened.finished,
             privacy=privacy,
-            label=label,
-            compute_dtype=compute_dtype,
-            microbatch_size=microbatch_size,
-            record_key=record_key,
-            users=grouped,
+            monitoring=dataclasses.replace(
+                monitoring,
+                evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
+            ),
+            computation=computation,
             frozen=frozen,
             layout=layout,
-            strict=strict,
-            workdir=folder,
-            progress=progress,
-            evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
-            **every,
         )
     return Trained(rebuilt(tree), guarantee, history)

@@ -4,16 +4,18 @@ import contextlib
 import contextvars
 import dataclasses
 import json
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpx import _processes
 from dpx import _storage as storage
-from dpx._validate import check_number
+from dpx._validate import check_integer, check_number
 from dpx.training import trackers
+from dpx.training.arguments import check_flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Record:
     l2_clip_norm: float | None = None
 
 
+_PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
 # What an entry of the log says itself, so that an evaluation cannot.
 _RESERVED = ("run", "step", "epsilon")
 
@@ -57,6 +60,51 @@ def evaluated(found: Any) -> dict[str, float]:
             f"{', '.join(_RESERVED)}: rename it"
         )
     return {name: check_number(value, f"evaluate: {name}") for name, value in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Monitoring:
+    """What a training tells while it runs, where it keeps that, and after how many steps each time.
+
+    Attributes:
+      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints.
+      workdir: The folder of metrics.jsonl and of the checkpoints; None for neither.
+      progress: Whether lines on stderr say how far the training is, with losses.
+      evaluate: A function of the parameters that returns numbers by name; None for none. No guarantee covers
+        what it returns.
+      evaluate_every, log_every, checkpoint_every: Numbers of steps.
+
+    Raises:
+      ValueError: for a value that cannot be used.
+    """
+
+    label: str
+    workdir: Path | None = None
+    progress: bool = True
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None
+    evaluate_every: int = 1
+    log_every: int = 1
+    checkpoint_every: int = 1
+
+    def __post_init__(self):
+        if not isinstance(self.label, str) or not _PLAIN.fullmatch(self.label):
+            raise ValueError(
+                f"label={self.label!r} must be a plain name, of which a folder is named: use letters, "
+                "digits, spaces and _ . + = -"
+            )
+        check_flag(self.progress, "progress")
+        if self.evaluate is not None and not callable(self.evaluate):
+            raise ValueError(
+                f"evaluate={self.evaluate!r} must be a function of the parameters: pass one"
+            )
+        for name, steps in self.every.items():
+            object.__setattr__(self, name, check_integer(steps, name))
+
+    @property
+    def every(self) -> dict[str, int]:
+        """The three numbers of steps, by name."""
+        names = ("evaluate_every", "log_every", "checkpoint_every")
+        return {name: getattr(self, name) for name in names}
 
 
 class MetricLog:

@@ -980,8 +980,8 @@ FAULTS = (
     Fault(
         "the steps that are paid for are one less",
         "dpx/training/calibration.py",
-        "return found, guarantee(steps)",
-        "return found, guarantee(steps - 1)",
+        "return calibrated, guarantee(steps)",
+        "return calibrated, guarantee(steps - 1)",
         COST,
     ),
     Fault(
@@ -2130,7 +2130,7 @@ FAULTS = (
     Fault(
         "a process trains with other settings than those of the guarantee",
         "dpx/training/fitting.py",
-        "_processes.check_same(settings | every)",
+        "_processes.check_same(settings | monitoring.every)",
         "pass",
         "tests/training/test_resuming.py"
         "::test_processes_with_other_arguments_are_refused_before_anything_is_kept",
@@ -2505,8 +2505,8 @@ FAULTS = (
     Fault(
         "a finished training is repeated under another accountant",
         "dpx/training/fitting.py",
-        'if accountant != "pld":',
-        "if False:",
+        '"accountant": None if accountant == "pld" else accountant,',
+        "",
         "tests/training/test_fit.py::test_a_folder_goes_on_with_nothing_else",
     ),
     Fault(
@@ -2842,8 +2842,8 @@ FAULTS = (
     Fault(
         "noise that is taken back later is written to checkpoints",
         "dpx/training/loop.py",
-        "(bands == 1 and done % checkpoint_every == 0)",
-        "done % checkpoint_every == 0",
+        "(bands == 1 and done % monitoring.checkpoint_every == 0)",
+        "done % monitoring.checkpoint_every == 0",
         "tests/training/test_correlated.py::test_no_checkpoint_is_written_before_the_end",
     ),
     Fault(
@@ -2856,7 +2856,7 @@ FAULTS = (
     Fault(
         "a training goes on with samples that are cut off elsewhere",
         "dpx/training/fitting.py",
-        "dataclasses.asdict(chosen) | {",
+        "dataclasses.asdict(way) | {",
         "{",
         "tests/training/test_fitting.py::test_a_call_that_goes_on_differs_in_nothing_that_counts",
     ),
@@ -3134,16 +3134,16 @@ FAULTS = (
     Fault(
         "types that follow from the records count as public without a word",
         "dpx/training/fitting.py",
-        "assumptions=(*assumptions, *inferred_types(data))",
-        "assumptions=assumptions",
+        "            *inferred_types(data),\n",
+        "",
         "tests/training/test_fit.py"
         "::test_takes_what_users_have_and_says_whether_types_follow_from_it[pandas]",
     ),
     Fault(
         "a training goes on with another generator of random numbers",
         "dpx/training/fitting.py",
-        'settings["generator"] = generator',
-        "pass",
+        '"generator": None if (made := secrets.generator()) == "threefry2x32" else made,',
+        "",
         "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg]",
     ),
     Fault(
@@ -3227,7 +3227,7 @@ FAULTS = (
     Fault(
         "rows are called what they are not, in the guarantee",
         "dpx/training/fitting.py",
-        'unit = f"row of the data, which is called {unit}"',
+        'stated = f"row of the data, which is called {unit}"',
         "pass",
         "tests/training/test_fit_door.py::test_a_unit_is_what_a_row_is_called",
     ),
@@ -3711,8 +3711,8 @@ FAULTS = (
     Fault(
         "that a user has one identifier is no assumption",
         "dpx/training/fitting.py",
-        "assumptions = (people.ASSUMPTION, *assumptions)",
-        "pass",
+        "            *(() if grouped is None else (people.ASSUMPTION,)),\n",
+        "",
         "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
     ),
     Fault(

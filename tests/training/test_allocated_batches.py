@@ -15,7 +15,7 @@ from dpx import _watch, audit
 from dpx.noise.stream import Stream
 from dpx.training import Allocation, Poisson, allocated_batches, calibration, loop
 from dpx.training import keys as secrets
-from dpx.training.log import Progress
+from dpx.training.log import Monitoring, Progress
 
 RECORDS, Q = 1000, 0.1
 of_both = pytest.mark.parametrize("seed", [0, Stream(bytes(32))], ids=["PCG64", "ChaCha20"])
@@ -242,5 +242,5 @@ def test_a_training_runs_with_the_sampling_that_is_priced():
                 steps=9,
                 keys=secrets.derive(jax.random.key(0)).training("run"),
                 privacy=private,
-                label="run",
+                monitoring=Monitoring("run"),
             )

@@ -168,11 +168,11 @@ def test_processes_with_other_arguments_are_refused_before_anything_is_kept(tmp_
     """The other process clips to 1000: what it adds would have a thousandth of the noise."""
 
     def of_each(own):
-        others = {"l2_clip_norm": [1000.0], "sampling": None} if "l2_clip_norm" in own else {}
+        others = {"l2_clip_norm": [1000.0], "bands": 2} if "l2_clip_norm" in own else {}
         return [own, own | others]  # nor is any program that is compared another one
 
     monkeypatch.setattr(_processes, "of_each", of_each)
-    with pytest.raises(ValueError, match="l2_clip_norm, sampling must be the same in all"):
+    with pytest.raises(ValueError, match="bands, l2_clip_norm must be the same in all"):
         fit(tmp_path / "run")
     assert not list(tmp_path.iterdir())
 

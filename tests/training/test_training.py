@@ -12,7 +12,7 @@ from dpx.training import checkpoints, loop
 from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout
-from dpx.training.log import Progress
+from dpx.training.log import Monitoring, Progress
 from experiments.dp_transformer import training
 
 CONFIG = ml_collections.ConfigDict(
@@ -78,10 +78,7 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         privacy,
         Layout(None, len(X)),
         piece,
-        True,
-        None,
-        False,
-        None,
+        loop.Computation(record_key=True),
         (PARAMS, optimizer.init(PARAMS)),
         (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
         indices,
@@ -247,8 +244,10 @@ def test_a_weighted_mean_counts_no_padding():
         steps=1,
         keys=keys().training("run"),
         privacy=None,
-        label="run",
-        microbatch_size=4,
-        weight_fn=lambda x, weight: weight,
+        monitoring=Monitoring("run"),
+        computation=loop.Computation(
+            microbatch_size=4,
+            weight_fn=lambda x, weight: weight,
+        ),
     )
     np.testing.assert_allclose(record.loss, x.sum() / weights.sum(), rtol=1e-6)  # 32-bit floats
