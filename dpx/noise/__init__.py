@@ -3,7 +3,7 @@
 `release` adds noise to private statistics, and `secure.release_whole` does so where arithmetic must be exact.
 Nothing else in this project adds noise. Both are told the exact value, how far one record may move it, and
 the noise per unit of that distance. `dpx.audit.replay` watches them, and compares two runs on neighbouring
-data with what was declared here. A release that is no sum with noise (`dpx.gram.sampling`) is made of
+data with what was declared here. A release that is no sum with noise (`dpx.gram.wishart`) is made of
 `dpx.noise.coupled` and `dpx.noise.grid`, and watched in the same way.
 
 The guarantees are those of real-valued laws. What the machine draws has a law of its own (Mironov, CCS 2012):
