@@ -19,17 +19,18 @@ _ROUNDED = (
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
-    """What makes a training run private; absent from a run that is not.
+    """How a training is made private, and what that costs. A training without privacy has None.
 
     Attributes:
       l2_clip_norm: The clipping norm, a tree of them, or an `AdaptiveClipNorm`.
-      normalize: Whether gradients are scaled to the clipping norm, and not only those above it.
-      noise_multiplier: Standard deviation of the noise over the clipping norm; with an adaptive norm over the
-        joint sensitivity of gradients and count.
-      spent: ε after that many steps, what is paid for beside them included.
-      alone: The guarantee of all steps, without what is paid for beside them.
-      count_ratio: What a count is multiplied by beside the gradients; None without an adaptive norm.
-      coefficients: Of banded noise; one for independent noise.
+      normalize: Whether all gradients are scaled to the clipping norm, and not only those above it.
+      noise_multiplier: The standard deviation of the noise over the clipping norm; with an adaptive norm over
+        the joint sensitivity of gradients and count.
+      spent: A function of the number of steps taken: the ε spent by then. It includes the release beside the
+        training that shares the budget, if there is one.
+      alone: The guarantee of all steps, without a release beside them.
+      count_ratio: The factor of the count of an adaptive norm (`adaptive.ratio`); None without one.
+      coefficients: The coefficients of banded noise (`dpx.training.correlated`); independent noise has one.
       sampling: How batches are drawn.
     """
 
@@ -64,20 +65,21 @@ def calibrate(
 
     Args:
       epsilon, delta: The budget.
-      num_examples: Number of records.
+      num_examples: The number of records.
       batch_size: The expected batch size.
-      steps: Number of steps.
-      l2_clip_norm, normalize: See `Privacy`.
+      steps: The number of steps.
+      l2_clip_norm, normalize: As in `Privacy`.
       accountant: "pld" or "rdp".
-      unit: What a record is.
+      unit: What a record is called.
       assumptions: What the guarantee rests on.
       sampling: How batches are drawn; None for the way that needs less noise (`quieter`).
       bands: b of banded noise; one for independent noise.
-      beside: A Gaussian release that is paid from the same budget.
-      beside_label: What that release is.
+      beside: The guarantee of a Gaussian release beside the training, which shares the budget.
+      beside_label: What that release is called.
 
     Returns:
-      What `dpx.training.loop.train` needs, and the guarantee of the run and that release together.
+      The argument `privacy` of `dpx.training.loop.train`, and the guarantee of the training and that release
+      together.
     """
     sampling = sampling or quieter(
         epsilon=epsilon,
@@ -141,9 +143,10 @@ def quieter(
     bands: int = 1,
     beside: PrivacyGuarantee | None = None,
 ) -> Sampling:
-    """The sampling that needs less noise: random allocation unless Poisson sampling needs no more.
+    """The sampling that needs less noise: random allocation, unless Poisson sampling needs no more.
 
-    Banded noise and Rényi accounting know Poisson sampling alone. For the arguments see `calibrate`.
+    With banded noise or Rényi accounting it is Poisson sampling, the only one that they cover. The arguments
+    are those of `calibrate`.
     """
     if bands > 1 or accountant != "pld":
         return Poisson()
@@ -165,7 +168,7 @@ def quieter(
 def check_priced(
     training: Privacy | None, sampling_probability: float, steps: int, num_examples: int
 ) -> None:
-    """Raises ValueError where a training would do something else than its guarantee is about."""
+    """Raises ValueError where the records, batches or steps of a training are not those of its guarantee."""
     if training is None or training.alone is None:
         return
     event = privacy.dpsgd_event(
@@ -182,12 +185,12 @@ def check_priced(
 
 
 def public_size(count: int) -> int:
-    """The number of records, which every guarantee here assumes to be public."""
+    """Returns the number of records, which every guarantee here assumes to be public."""
     return _watch.public(count, "the number of records")
 
 
 def warn_about_delta(delta: float, num_records: int, units: str = "records") -> None:
-    """Warns where δ allows a record, or what else is the unit, to be published outright."""
+    """Warns of a δ above one over the number of units, with which one of them may be published outright."""
     if delta > 1 / num_records:
         warnings.warn(
             f"delta={delta:g} exceeds 1/{num_records}, one over the number of {units}: "

@@ -1,4 +1,4 @@
-"""What a training run says while it runs: its history, metrics.jsonl, and lines of progress."""
+"""What a training tells while it runs: its history, metrics.jsonl, and lines of progress."""
 
 import contextlib
 import contextvars
@@ -38,28 +38,28 @@ class Record:
 
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
-# What an entry of the log says itself, so that an evaluation cannot.
+# The names of an entry that an evaluation may not take.
 _RESERVED = ("run", "step", "epsilon")
 
 
-def evaluated(found: Any) -> dict[str, float]:
-    """What `evaluate` returned, as an entry of the log.
+def evaluated(numbers: Any) -> dict[str, float]:
+    """The numbers that `evaluate` returned, as an entry of the log.
 
     Raises:
       ValueError: for anything but numbers by name, and for a name that stands for something else: an
         evaluation called `epsilon` would be read as what the training has spent.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(numbers, Mapping):
         raise ValueError(
-            f"evaluate returned a {type(found).__name__}, which must be a dict of numbers by name: return "
+            f"evaluate returned a {type(numbers).__name__}, which must be a dict of numbers by name: return "
             'one such as {"accuracy": 0.9}'
         )
-    if wrong := [name for name in found if not isinstance(name, str) or name in _RESERVED]:
+    if wrong := [name for name in numbers if not isinstance(name, str) or name in _RESERVED]:
         raise ValueError(
             f"evaluate returned a number named {wrong[0]!r}, which must be another word than "
             f"{', '.join(_RESERVED)}: rename it"
         )
-    return {name: check_number(value, f"evaluate: {name}") for name, value in found.items()}
+    return {name: check_number(value, f"evaluate: {name}") for name, value in numbers.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +108,10 @@ class Monitoring:
 
 
 class MetricLog:
-    """The lines of metrics.jsonl, for its owner alone, or only the history where there is no folder.
+    """The log of a training: its lines of metrics.jsonl, if there is a folder, and its history.
 
-    What a killed run wrote after its last checkpoint is dropped.
+    Only the owner of the file may read it. Lines that a killed run wrote after its last checkpoint are
+    dropped.
     """
 
     def __init__(self, path: Path | None, label: str, start: int, track: trackers.Tracker):
@@ -135,14 +136,14 @@ class MetricLog:
 
     @property
     def history(self) -> list[Record]:
-        """All entries, those of one step together."""
-        found: dict[int, Record] = {}
+        """A record for each step, from all its entries."""
+        records: dict[int, Record] = {}
         for entry in self._entries:
             rest = {k: v for k, v in entry.items() if k not in ("run", "step")}
-            record = found.get(entry["step"], Record(entry["step"]))
+            record = records.get(entry["step"], Record(entry["step"]))
             changes = rest if "epsilon" in rest else {"evaluation": rest}
-            found[entry["step"]] = dataclasses.replace(record, **changes)
-        return list(found.values())
+            records[entry["step"]] = dataclasses.replace(record, **changes)
+        return list(records.values())
 
 
 _QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=False)
@@ -150,7 +151,7 @@ _QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=F
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No training within says on stderr how far it is: its losses are private, and logs go to others."""
+    """A context in which no training writes to stderr: losses are private, and logs go to others."""
     token = _QUIET.set(True)
     try:
         yield
@@ -159,7 +160,7 @@ def quiet() -> Iterator[None]:
 
 
 def say(text: str, *, shown: bool) -> None:
-    """Writes a line to stderr, if lines are shown, of the first process alone."""
+    """Writes a line to stderr, if lines are shown; of several processes, only the first one writes."""
     if shown and not _QUIET.get() and _processes.is_first():
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

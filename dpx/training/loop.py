@@ -1,7 +1,7 @@
 """The training loop: random batches, one noisy Optax step each, checkpoints, a progress line.
 
-`dpx.training.fit` is its front door. What calibrates by itself, such as a run that shares its budget with a
-release it starts from, or trains without privacy for comparison, calls `train`.
+`dpx.training.fit` is its front door. `train` is for callers that calibrate by themselves, because the
+training shares a budget with a release that it starts from, or is not private and only a comparison.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ def train(
     sampling = Poisson() if privacy is None else privacy.sampling
     probability = bands * batch_size / num_examples
     check_priced(privacy, probability, steps, num_examples)
-    # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
+    # Empty pieces are never run, so room for the largest batch to expect costs nothing.
     block = num_examples if layout.shards == 1 else layout.block
     members = largest_sample(block, 1 / bands)  # of the group that a step samples from
     room = sampling.room(members, probability)
@@ -207,7 +207,7 @@ def train(
 def _mean(
     privacy: Privacy | None, batch_size: float, noise: jax.Array | Stream, label: str
 ) -> optax.GradientTransformation:
-    """From the sum of a batch's gradients to their mean, noisy where the run is private."""
+    """A transformation of the sum of a batch's gradients into their mean, which is noisy in a private run."""
     if privacy is None:
         return optax.scale(1 / batch_size)
     about: dict[str, Any] = {
@@ -263,10 +263,9 @@ def _step(
             real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
             batch, names = jax.tree.map(lambda array: array[rows], data)
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
-            keys = names  # of users, for whom records and their keys have been drawn
-            if computation.users is None:
-                keys = record_keys(dropout_key, number, names)
-            key = [keys] if computation.record_key else []
+            if computation.users is None:  # else `names` are keys, drawn with the records
+                names = record_keys(dropout_key, number, names)
+            key = [names] if computation.record_key else []
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
             grads, loss, weight = totals
@@ -295,7 +294,7 @@ def _clip(state):
 
 
 def _clipped_gradient(loss_fn, privacy, strict, params, held, *batch, mask):
-    """The sum of clipped gradients; with an adaptive norm in units of it, and beside it the count."""
+    """The sum of clipped gradients. With an adaptive norm it is in units of that, beside the count."""
     frozen, clip = held
 
     def loss(both, *example):
@@ -321,6 +320,7 @@ def _clipped_gradient(loss_fn, privacy, strict, params, held, *batch, mask):
 
 
 def _plain_gradient(loss_fn, params, held, *batch, mask):
+    """The sum of the gradients of a batch, which are not clipped."""
     frozen, _ = held
 
     def total(params):
@@ -333,5 +333,5 @@ def _plain_gradient(loss_fn, params, held, *batch, mask):
 
 
 def wide(params):
-    """The tree in float32 at least: sums and noise are no less than that."""
+    """The tree with leaves of float32 at least, the narrowest type of sums and noise."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), params)

@@ -782,8 +782,8 @@ FAULTS = (
     Fault(
         "columns of the banded matrix are longer than one",
         "dpx/training/correlated.py",
-        "return tuple((found / np.linalg.norm(found)).tolist())",
-        "return tuple((found / found[0]).tolist())",
+        "return tuple((best / np.linalg.norm(best)).tolist())",
+        "return tuple((best / best[0]).tolist())",
         "tests/training/test_correlated.py"
         "::test_the_matrix_has_columns_of_norm_one_that_overlap_within_a_block_only",
     ),
@@ -836,8 +836,8 @@ FAULTS = (
     Fault(
         "dropout masks belong to the slot",
         "dpx/training/loop.py",
-        "keys = record_keys(dropout_key, number, names)",
-        "keys = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
+        "names = record_keys(dropout_key, number, names)",
+        "names = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
         MOVED,
     ),
     Fault(
@@ -2064,14 +2064,14 @@ FAULTS = (
     Fault(
         "what a training begins with is not remembered",
         "dpx/training/keys.py",
-        "of_label(key, (found, settings))",
-        'of_label(key, (found, ""))',
+        "of_label(key, (same, settings))",
+        'of_label(key, (same, ""))',
         PURPOSES + "test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments",
     ),
     Fault(
         "a run goes on under a version that draws other noise",
         "dpx/training/resuming.py",
-        'if found.get("randomness") != _RANDOMNESS:',
+        'if before.get("randomness") != _RANDOMNESS:',
         "if False:",
         "tests/training/test_resuming.py"
         "::test_under_another_version_whose_noise_differs_nothing_goes_on",
@@ -2138,7 +2138,7 @@ FAULTS = (
     Fault(
         "a training under a run's keys returns the result of other settings",
         "dpx/training/keys.py",
-        "_processes.of_first(lambda: resuming.check_training(workdir, found, settings))",
+        "_processes.of_first(lambda: resuming.check_training(workdir, same, settings))",
         "pass",
         "tests/training/test_resuming.py::test_under_a_runs_keys_a_result_is_that_of_its_own_arguments",
     ),
@@ -3912,7 +3912,7 @@ FAULTS = (
     Fault(
         "a secure training draws from JAX's generator, and its guarantee says otherwise",
         "dpx/training/keys.py",
-        'settings["label"], settings.get("secure", False)',
+        'settings["label"], bool(settings.get("secure"))',
         'settings["label"], False',
         SECURE + "test_noise_and_samples_follow_from_the_secret_alone",
     ),
