@@ -53,18 +53,21 @@ def check(key, secure: bool) -> None:
 
 
 def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
-    """`check`, and so many keys: None each where OpenDP draws."""
+    """`check`, and then `count` keys, which are None where OpenDP draws."""
     check(key, secure)
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
 def norm_bound(steps: int, entries: int) -> int:
-    """The largest norm of a rounded contribution of so many entries, in units of which 2^k are 1."""
+    """The largest norm of a rounded contribution with that many entries, in units of the grid.
+
+    `steps` is 2^k, the norm of an unrounded contribution.
+    """
     return steps + math.ceil(rounding(entries))
 
 
 def rounding(entries: int) -> float:
-    """How far rounding moves a contribution of so many entries, in units of the grid."""
+    """How far rounding moves a contribution with that many entries, in units of the grid."""
     return _ROUNDING * math.sqrt(entries)
 
 
@@ -84,7 +87,7 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
     rounded = np.rint(np.clip(np.where(known, values, 0), -1, 1) * steps).astype(np.int64)
     squares = np.zeros(int(owners.max(initial=-1)) + 1, np.int64)
     np.add.at(squares, owners, rounded**2)
-    # Sums of squares that would leave 64 bits are found in floats, where they are about right.
+    # Floats show which sums of squares would overflow 64 bits.
     rough = np.bincount(
         owners, np.where(known, np.square(rounded, dtype=float), np.inf), len(squares)
     )
@@ -93,9 +96,9 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
 
 
 def whole_rows(rows, steps: int, xp: Any = np):
-    """`whole` for contributions (N, entries) that are dense: integers as floats, which `product` takes.
+    """`whole` for dense contributions (N, entries). The integers are floats, as `product` takes them.
 
-    `xp` is the module that computes, numpy or jax.numpy, the latter with 64 bits.
+    `xp` is the module that computes: numpy, or jax.numpy with 64 bits.
     """
     rounded = xp.rint(xp.clip(rows, -1, 1) * steps)
     # Sums of squares are exact in floats up to 2⁵³.
@@ -109,7 +112,7 @@ def whole_rows(rows, steps: int, xp: Any = np):
 
 
 def check_sum(records: int, bound: int) -> None:
-    """Raises ValueError for so many contributions that their sum could overflow 64 bits."""
+    """Raises ValueError where the sum of `records` contributions of norm `bound` could overflow 64 bits."""
     if records * bound >= 2**62:
         raise ValueError(
             f"{records} records are too many for exact sums: {2**62 // bound} fit into 64 bits"
@@ -117,7 +120,7 @@ def check_sum(records: int, bound: int) -> None:
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """leftᵀ·right of integers from `whole_rows`, (N, a) and (N, b) -> (a, b) int64, exact.
+    """The exact product leftᵀ·right of integers from `whole_rows`, (N, a) and (N, b) -> (a, b) int64.
 
     Sums of up to 2¹⁶ products of numbers up to 2¹⁸ are below 2⁵³, up to which 64-bit floats hold integers.
     """
@@ -138,15 +141,15 @@ def release_whole(
     label: str,
     axis: int | None = None,
 ) -> np.ndarray:
-    """Releases integers with discrete Gaussian noise; what `dpx.noise.release` is for floating point.
+    """Releases integers with discrete Gaussian noise, as `dpx.noise.release` does floating-point numbers.
 
-    Guarantee: that of the Gaussian mechanism with this noise multiplier (module docstring), where for
-    neighbours `exact` differs by a vector of l2 norm at most `sensitivity`.
+    Guarantee: that of the Gaussian mechanism with this noise multiplier (module docstring), if `exact`
+    differs between neighbours by a vector of l2 norm at most `sensitivity`.
 
     Args:
       exact: int64, of any shape.
       sensitivity: The bound, in the units of `exact`.
-      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
+      noise_multiplier: The standard deviation of the noise per unit of sensitivity.
       label, axis: As in `dpx.noise.release`.
 
     Returns:

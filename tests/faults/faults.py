@@ -172,8 +172,8 @@ FAULTS = (
     Fault(
         "the table ends the tail of normal noise",
         "dpx/noise/lattice.py",
-        "found = jnp.where(is_far(words), far, found)",
-        "found = found",
+        "magnitude = jnp.where(is_far(words), far, magnitude)",
+        "magnitude = magnitude",
         "tests/noise/test_leaves.py::test_words_that_are_zero_are_drawn_again",
     ),
     Fault(
