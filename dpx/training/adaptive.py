@@ -83,16 +83,11 @@ class AdaptiveClipState(NamedTuple):
     clip: jax.Array
 
 
-def ratio(clip: AdaptiveClipNorm, noise_multiplier: float, batch_size: float) -> float:
-    """The factor z_Δ / σ_b of the count, with which one isotropic noise serves gradients and count."""
-    gradients, count = clip.noise(noise_multiplier, batch_size)
-    return gradients / count
-
-
 def clips(ratio: float) -> tuple[float, float]:
-    """The sensitivities of the gradients, in units of the clipping norm, and of the multiplied count.
+    """The sensitivities of the gradients, in units of the clipping norm, and of the count times a ratio.
 
-    Both together have the sensitivity √(1 + ratio²/4), and z times this is z_Δ.
+    The ratio is z_Δ / σ_b, with which one isotropic noise serves both. Their joint sensitivity is
+    √(1 + ratio²/4), and z times this is z_Δ.
     """
     return 1.0, ratio / 2
 
@@ -123,15 +118,6 @@ def follow(clip: AdaptiveClipNorm, ratio: float) -> optax.GradientTransformation
         return jax.tree.map(lambda x: x * state.clip.astype(x.dtype), gradients), moved
 
     return optax.GradientTransformation(init, update)
-
-
-def described(clip: AdaptiveClipNorm, noise_multiplier: float, batch_size: float) -> str:
-    """The count and both noises in words, which a guarantee adds to its mechanism."""
-    gradients, count = clip.noise(noise_multiplier, batch_size)
-    return (
-        f", of which a count of the records within the clipping norm takes a part (noise {count:.4g}; the "
-        f"gradients have {gradients:.6g})"
-    )
 
 
 def norms(l2_clip_norm: Any) -> list[float | None]:

@@ -29,7 +29,7 @@ class Privacy:
       spent: A function of the number of steps taken: the ε spent by then. It includes the release beside the
         training that shares the budget, if there is one.
       alone: The guarantee of all steps, without a release beside them.
-      count_ratio: The factor of the count of an adaptive norm (`adaptive.ratio`); None without one.
+      count_ratio: The factor of the count of an adaptive norm (`adaptive.clips`); None without one.
       coefficients: The coefficients of banded noise (`dpx.training.correlated`); independent noise has one.
       sampling: How batches are drawn.
     """
@@ -81,29 +81,30 @@ def calibrate(
       The argument `privacy` of `dpx.training.loop.train`, and the guarantee of the training and that release
       together.
     """
-    sampling = sampling or quieter(
-        epsilon=epsilon,
-        delta=delta,
-        num_examples=num_examples,
-        batch_size=batch_size,
-        steps=steps,
-        accountant=accountant,
-        bands=bands,
-        beside=beside,
-    )
     # A block of b steps is one mechanism, on a sample of one of b groups.
-    probability = bands * batch_size / public_size(num_examples)
-    settings: dict[str, Any] = {"sampling_probability": probability, "accountant": accountant}
-    settings |= sampling.accounted(public_size(num_examples))
+    records, blocks = public_size(num_examples), math.ceil(steps / bands)
+    settings: dict[str, Any] = {"accountant": accountant}
+    settings["sampling_probability"] = bands * batch_size / records
     event = None if beside is None else beside.event
     assumptions = (*assumptions, _ROUNDED)
-    blocks = math.ceil(steps / bands)
-    multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=blocks, beside=event, **settings)
+
+    def needed(sampling: Sampling) -> float:
+        about = settings | sampling.accounted(records)
+        return privacy.calibrate_dpsgd(epsilon, delta, steps=blocks, beside=event, **about)
+
+    if sampling is None:  # banded noise and Rényi accounting know Poisson sampling alone
+        sampling = Poisson() if bands > 1 or accountant != "pld" else quieter(needed)
+    multiplier = needed(sampling)
+    settings |= sampling.accounted(records)
 
     counts, ratio = "", None
     if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
-        ratio = adaptive.ratio(l2_clip_norm, multiplier, batch_size)
-        counts = adaptive.described(l2_clip_norm, multiplier, batch_size)
+        gradients, count = l2_clip_norm.noise(multiplier, batch_size)
+        ratio = gradients / count
+        counts = (
+            ", of which a count of the records within the clipping norm takes a part (noise "
+            f"{count:.4g}; the gradients have {gradients:.6g})"
+        )
 
     if bands > 1:
         counts = f", for each {bands} of {steps} steps together, whose noise is banded"
@@ -132,37 +133,12 @@ def calibrate(
     return calibrated, guarantee(steps)
 
 
-def quieter(
-    *,
-    epsilon: float,
-    delta: float,
-    num_examples: int,
-    batch_size: float,
-    steps: int,
-    accountant: str = "pld",
-    bands: int = 1,
-    beside: PrivacyGuarantee | None = None,
-) -> Sampling:
+def quieter(noise_multiplier: Callable[[Sampling], float]) -> Sampling:
     """The sampling that needs less noise: random allocation, unless Poisson sampling needs no more.
 
-    With banded noise or Rényi accounting it is Poisson sampling, the only one that they cover. The arguments
-    are those of `calibrate`.
+    `noise_multiplier` is a function of a sampling: the noise multiplier that it needs.
     """
-    if bands > 1 or accountant != "pld":
-        return Poisson()
-    records = public_size(num_examples)
-
-    def noise(sampling: Sampling) -> float:
-        return privacy.calibrate_dpsgd(
-            epsilon,
-            delta,
-            sampling_probability=batch_size / records,
-            steps=steps,
-            beside=None if beside is None else beside.event,
-            **sampling.accounted(records),
-        )
-
-    return min(Poisson(), Allocation(), key=noise)
+    return min(Poisson(), Allocation(), key=noise_multiplier)
 
 
 def check_priced(

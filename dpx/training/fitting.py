@@ -25,6 +25,7 @@ from dpx.training import (
     planning,
     precision,
     programs,
+    purposes,
     trackers,
 )
 from dpx.training import keys as secrets
@@ -253,7 +254,7 @@ def fit(
     secure = arguments.check_flag(secure, "secure")
     trackers.check(log, workdir)
     assumptions = arguments.check_assumptions(assumptions)
-    secrets.check(key, secure)
+    purposes.check(key, secure)
 
     constants = trained.constants
     # As arrays of JAX, which a loss may index by what it traces.
@@ -311,7 +312,7 @@ def fit(
         "secure": secure or None,
         "records_per_user": None if grouped is None else grouped.most,
         "wrt": None if wrt is None else list(trained.paths),
-        "generator": None if (made := secrets.generator()) == "threefry2x32" else made,
+        "generator": None if (made := purposes.generator()) == "threefry2x32" else made,
     }
     _processes.check_same(settings | monitoring.every)
     narrow = precision.computed_in(computation.compute_dtype, loss)

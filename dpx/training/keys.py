@@ -31,32 +31,13 @@ from dpx.training import resuming
 from dpx.training.purposes import (
     Keys,
     TrainingKeys,
-    check,
     derive,
     from_seed,
-    generator,
     of_words,
     secret_key,
     words_of,
 )
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
-
-__all__ = [
-    "FOLDER",
-    "CannotResumeError",
-    "Keys",
-    "Opened",
-    "TrainingKeys",
-    "check",
-    "derive",
-    "discard",
-    "discard_unused",
-    "fingerprint",
-    "generator",
-    "of_training",
-    "open_keys",
-    "secret_key",
-]
 
 _SALT = "salt.json"
 

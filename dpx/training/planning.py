@@ -129,14 +129,13 @@ def plan(
     batch_size, steps = complete(
         num_records, **budget, epochs=epochs, batch_size=batch_size, steps=steps
     )
-    how: dict[str, Any] = {"num_examples": num_records, "batch_size": batch_size, "steps": steps}
-    sampling = calibration.quieter(**budget, **how)
-    multiplier = privacy.calibrate_dpsgd(
-        **budget,
-        sampling_probability=batch_size / num_records,
-        steps=steps,
-        **sampling.accounted(num_records),
-    )
+
+    def noise_multiplier(sampling: Sampling) -> float:
+        about = {"sampling_probability": batch_size / num_records, "steps": steps}
+        return privacy.calibrate_dpsgd(**budget, **about, **sampling.accounted(num_records))
+
+    sampling = calibration.quieter(noise_multiplier)
+    multiplier = noise_multiplier(sampling)
     return Plan(num_records, epsilon, delta, batch_size, steps, sampling, multiplier)
 
 

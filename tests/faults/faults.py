@@ -775,8 +775,8 @@ FAULTS = (
     Fault(
         "blocks of banded noise are longer than its bands",
         "dpx/training/calibration.py",
-        "    blocks = math.ceil(steps / bands)",
-        "    blocks = math.ceil(steps / bands / 2)",
+        "public_size(num_examples), math.ceil(steps / bands)",
+        "public_size(num_examples), math.ceil(steps / bands / 2)",
         "tests/training/test_correlated.py::test_it_costs_what_blocks_of_steps_cost",
     ),
     Fault(
@@ -1609,8 +1609,8 @@ FAULTS = (
     Fault(
         "training is calibrated as if nothing were released before it",
         "dpx/training/calibration.py",
-        "steps=blocks, beside=event, **settings)",
-        "steps=blocks, **settings)",
+        "steps=blocks, beside=event, **about)",
+        "steps=blocks, **about)",
         "tests/training/test_training.py::test_budget_includes_what_was_released_before",
     ),
     Fault(
@@ -3142,7 +3142,7 @@ FAULTS = (
     Fault(
         "a training goes on with another generator of random numbers",
         "dpx/training/fitting.py",
-        '"generator": None if (made := secrets.generator()) == "threefry2x32" else made,',
+        '"generator": None if (made := purposes.generator()) == "threefry2x32" else made,',
         "",
         "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg]",
     ),

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 import dpx
 from dpx import _processes
 from dpx import _storage as storage
-from dpx.training import checkpoints, resuming
+from dpx.training import checkpoints, purposes, resuming
 from dpx.training import keys as secrets
 from dpx.training.log import MetricLog, evaluated
 
@@ -205,7 +205,7 @@ def test_keys_have_all_bits_of_their_entropy():
     keys = np.array([jax.random.key_data(dpx.secret_key()) for _ in range(4)])
     assert len(np.unique(keys[:, 0])) == len(np.unique(keys[:, 1])) == 4
     with pytest.raises(ValueError, match="must be one JAX key"):
-        secrets.check(jax.random.split(jax.random.key(0), 2))
+        purposes.check(jax.random.split(jax.random.key(0), 2))
 
 
 def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):
