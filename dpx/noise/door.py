@@ -122,12 +122,8 @@ def release(
             for leaf, std, size in zip(noisy, stds, sizes, strict=True)
         ]
         check_finite(noisy, label)
-        about = {
-            "label": label,
-            "norm": 2 if law is None else law.norm,
-            "axis": axis,
-            "parts": parts,
-        }
+        norm = 2 if law is None else law.norm
+        about = {"label": label, "norm": norm, "axis": axis, "parts": parts}
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
         shown: Any = key
         if isinstance(key, Bits):  # words that this draw alone has

@@ -102,17 +102,11 @@ def save_model(workdir: Path, model: Any) -> None:
 
 def copy_model(source: Path, target: Path) -> None:
     """Saves the model of one run's folder anew in another one: Orbax notes when a model was saved first."""
-    folder = source.absolute() / "model"
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            model = checkpointer.restore(folder)
-    except Exception as error:
-        raise storage.damaged(folder) from error
-    save_model(target, model)
+    save_model(target, load_model(source, None))
 
 
 def load_model(workdir: Path, template: Any) -> Any:
-    """The model that `save_model` saved, in the shapes and the structure of `template`."""
+    """The model that `save_model` saved, in the shapes and the structure of `template`, if that is given."""
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
     folder = workdir.absolute() / "model"
     try:

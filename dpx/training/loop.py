@@ -133,6 +133,7 @@ def train(
     room = sampling.room(members, probability)
     size = computation.microbatch_size
     piece = min(math.ceil(size / layout.shards) if size else room, block)
+    computation = dataclasses.replace(computation, microbatch_size=piece)
     ratio = None if privacy is None else privacy.count_ratio
     follow = []
     if privacy is not None and ratio is not None:
@@ -145,7 +146,7 @@ def train(
     )
     state = params, layout.put(jax.tree.map(jnp.array, noisy.init(wide(params))))
     step_fn = jax.jit(
-        functools.partial(_step, loss_fn, noisy, privacy, layout, piece, computation),
+        functools.partial(_step, loss_fn, noisy, privacy, layout, computation),
         donate_argnums=0,
         out_shardings=(jax.tree.map(layout.sharding, state), layout.sharding(jnp.zeros(()))),
     )
@@ -186,7 +187,7 @@ def train(
             if draw is not None:
                 records, batch = draw(dropout, *batch)
             bits = None if privacy is None else next(ahead, None)
-            state, loss = step_fn(state, records, *batch, dropout, frozen, bits)
+            state, loss = step_fn(state, records, batch, dropout, frozen, bits)
             if bits is not None:
                 loss.block_until_ready()  # or the words of many steps would wait for their turn
             done = step + 1
@@ -226,23 +227,14 @@ def _mean(
 
 
 def _step(
-    loss_fn,
-    optimizer,
-    privacy,
-    layout,
-    piece,
-    computation,
-    state,
-    data,
-    indices,
-    mask,
-    pieces,
-    dropout,
-    frozen=None,
-    bits=None,
+    loss_fn, optimizer, privacy, layout, computation, state, data, batch, dropout, frozen, bits
 ):
-    """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
-    params, opt_state = state
+    """One step on a padded batch, in pieces of `computation.microbatch_size` records of each block.
+
+    Returns the state and the mean loss of the real records in the batch.
+    """
+    (params, opt_state), (indices, mask, pieces) = state, batch
+    piece = computation.microbatch_size
     clip = _clip(state) if privacy is not None and privacy.count_ratio is not None else None
     of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
     weight_fn = computation.weight_fn

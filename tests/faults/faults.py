@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "one leaf of a release has no noise",
         "dpx/noise/door.py",
-        "        check_finite(noisy, label)\n        about",
-        "        noisy[1:] = leaves[1:]\n        about",
+        "        check_finite(noisy, label)\n        norm",
+        "        noisy[1:] = leaves[1:]\n        norm",
         DOOR,
     ),
     Fault(

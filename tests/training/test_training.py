@@ -77,14 +77,13 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         optimizer,
         privacy,
         Layout(None, len(X)),
-        piece,
-        loop.Computation(record_key=True),
+        loop.Computation(microbatch_size=piece, record_key=True),
         (PARAMS, optimizer.init(PARAMS)),
         (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
-        indices,
-        indices < real,
-        -(-max(real, 1) // piece),
+        (indices, indices < real, -(-max(real, 1) // piece)),
         (jax.random.key(0), 0),
+        None,
+        None,
     )
     return state[0], mean_loss
 
