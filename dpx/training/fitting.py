@@ -123,8 +123,8 @@ def fit(
         any pytree. They are not changed. Of an NNX module the `nnx.Param`s are trained.
       data: A tree of arrays with a leading axis of N records: NumPy, JAX or pandas, or (nested) lists of
         numbers, all of one type. A tuple is passed to the loss as several arguments, anything else as one.
-        The types of pandas follow from all records, which the guarantee then lists as an assumption: give
-        arrays of a type that you chose.
+        pandas infers types from all records, which the guarantee then lists as an assumption: give arrays of
+        a type that you chose.
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: The number of steps.
@@ -184,27 +184,26 @@ def fit(
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
       mesh: Devices to train on, as a mesh or as the sizes of its axes; None for one device. Along `data` each
-        holds a share of the records, and clips and adds up their gradients: {"data": 8}. Along `model` they
-        share every large array of the parameters and of the optimizer's state, and its noise, where one
-        device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same
-        on any mesh, and a call that is repeated may go on on another one. The result lies on the mesh.
-        After `jax.distributed.initialize` all processes call `fit` with records or users of their own, which
-        together are the data, on all their devices; the key is that of the first, they share `workdir`, and
-        all other arguments are the same.
+        device holds a share of the records, and clips and adds up their gradients: {"data": 8}. Along `model`
+        devices share every large array of the parameters and of the optimizer's state, and its noise, if one
+        device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same on
+        any mesh, and a repeated call may go on with another one. The result lies on the mesh. After
+        `jax.distributed.initialize` each process calls `fit` with records or users of its own, which together
+        are the data. The key is that of the first process. `workdir` and all other arguments are the same.
       workdir: A folder for checkpoints and metrics.jsonl. Repeat a killed call on the same data and with the
         same arguments: it goes on bitwise where it was, under the key that it began with. Until it has
         finished, that key lies in the folder, readable by its owner only. After that, a repeated call returns
         the finished result. Loss and optimizer are compared by the programs that JAX makes of them
         (`dpx.training.programs`), which another version of JAX may change: keep the version too.
         With a JAX key a folder is for one training; with `Keys`, for one of each label.
-      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Of
-        the trainings under one key each needs a label of its own.
+      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Each
+        training under one key needs a label of its own.
       progress: Whether lines on stderr say how far it is. They have losses of private data, which no
         guarantee covers: say False where stderr goes to somebody else, such as to a log server.
       log: Where losses, ε and evaluations also go: "tensorboard" (a folder of `workdir`), "wandb" or
         "trackio" (each a package to install), a path that ends in .csv (in `workdir`, if there is one), or a
-        function of a step and a dict of numbers. What no guarantee covers has a name that begins with
-        `not_covered/`: a log that others read tells them about private data.
+        function of a step and a dict of numbers. The names of numbers that no guarantee covers begin with
+        `not_covered/`: they tell whoever reads the log about private data.
       evaluate: A function of the parameters that returns numbers by name, for the history. The guarantee does
         not cover them: where they are computed on private data, keep them to yourself.
       evaluate_every, log_every, checkpoint_every: Numbers of steps; by default a tenth of all steps.

@@ -23,7 +23,7 @@ AXES = ("data", "model")
 
 
 def as_mesh(mesh: Mesh | Mapping[str, int] | None) -> Mesh | None:
-    """A mesh with the axes `data` and `model`, laid out by the compiler, or None for one device.
+    """A mesh with the axes `data` and `model`, on which the compiler lays out arrays; None for one device.
 
     Args:
       mesh: A mesh with one or both of the axes, or their sizes: {"data": 4, "model": 2} takes the first

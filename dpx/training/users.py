@@ -139,10 +139,8 @@ def mean_loss(loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
     """The mean of a loss over a user's records, as a function of (params, frozen, there, *records)."""
 
     def of_user(params: Any, frozen: Any, there: jax.Array, *records: Any) -> jax.Array:
-        def of_record(*record: Any) -> jax.Array:
-            return losses.scalar(loss_fn(params, frozen, *record))
-
-        return mean(of_record)(there, *records)
+        of_record = functools.partial(loss_fn, params, frozen)
+        return mean(lambda *record: losses.scalar(of_record(*record)))(there, *records)
 
     return of_user
 
