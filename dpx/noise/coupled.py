@@ -99,7 +99,7 @@ def _series(coefficients: list[float], x: jax.Array) -> jax.Array:
 
 
 def exponential_from_bits(first, empty, high, low) -> jax.Array:
-    """Exponential draws, from the first word that is not zero, the number before it, and two more words."""
+    """Exponential draws, made of the first four arrays that `_bits` returns."""
     zeros = 32 * empty + jax.lax.clz(first).astype(empty.dtype)
     mantissa = 0.5 + _fraction(high, low) / 2
     small = jnp.ldexp(mantissa, -1 - zeros)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 
 def fill(key: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The words, of which those that are zero are drawn again until none is, and how often each was."""
+    """Draws words of zero again until none is left; returns the words, and how often each was drawn anew."""
 
     def draw(state):
         key, last, empty = state

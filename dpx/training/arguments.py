@@ -53,7 +53,7 @@ def check_sampling(sampling: Any, batch_size: float) -> Sampling | None:
 def check_bands(
     noise: Any, bands: Any, steps: int, most: float, l2_clip_norm: Any, sampling: Sampling | None
 ) -> int:
-    """Returns the number of bands, 1 for independent noise; raises ValueError for what does not fit bands."""
+    """Returns the number of bands, 1 for independent noise; raises ValueError for what excludes bands."""
     _validate.check_choice(noise, "noise", ("independent", "banded"))
     if noise == "independent":
         if bands is not None:
@@ -105,8 +105,7 @@ def check_optimizer(optimizer: Any, params: Any, gradients: Any) -> None:
         raise ValueError(f"optimizer={shown} must be an Optax optimizer: {remedy}")
     try:
         state = jax.eval_shape(optimizer.init, gradients)
-        parts = jax.tree.leaves(state, is_leaf=lambda part: type(part) in _UNFIT)
-        for part in parts:
+        for part in jax.tree.leaves(state, is_leaf=lambda part: type(part) in _UNFIT):
             if type(part) in _UNFIT:
                 raise ValueError(f"optimizer {_UNFIT[type(part)]}")
 

@@ -65,7 +65,7 @@ class Checkpoints:
         return step, (params, (state[1][0]._replace(count=noise), *rest))
 
     def close(self) -> None:
-        """Waits for what is written in the background, and raises the errors of that."""
+        """Waits for what is written in the background, and raises its errors."""
         with self._naming("be written", "make room, and repeat the command"):
             self._manager.close()
 

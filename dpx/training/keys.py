@@ -118,7 +118,7 @@ def of_training(
 
 
 def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
-    """The keys that `make` returns in the first process, for all: several processes add one noise."""
+    """The keys that `make` returns in the first process, for all processes: together they add one noise."""
 
     def words() -> list:
         noise, dropout, sampling = make()

@@ -151,7 +151,7 @@ _QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=F
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A context in which no training writes to stderr: losses are private, and logs go to others."""
+    """A context in which no training tells stderr how far it is: losses are private, and logs may not be."""
     token = _QUIET.set(True)
     try:
         yield

@@ -18,6 +18,7 @@ from dpx.noise.stream import Place, Stream
 from dpx.privacy.allocation import epoch
 
 Seed = int | np.random.SeedSequence | Stream
+Batches = Iterator[tuple[np.ndarray, np.ndarray]]  # indices and masks
 
 
 def poisson_batches(
@@ -30,7 +31,7 @@ def poisson_batches(
     max_batch_size: int | None = None,
     groups: int = 1,
     start: int = 0,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Batches:
     """Yields one Poisson sample of the examples per step.
 
     Each example is in each batch with the given probability, independently of everything else: exactly the
@@ -76,7 +77,7 @@ def allocated_batches(
     seed: Seed,
     multiple_of: int = 1,
     start: int = 0,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Batches:
     """Yields the batches of random allocation: each record is in one batch of each epoch.
 
     An epoch has 1 / `sampling_probability` steps, rounded (`dpx.privacy.allocation.epoch`). In each epoch
@@ -125,9 +126,7 @@ class Poisson:
             return {"sampling": "poisson"}
         return {"num_examples": num_examples, "max_batch_size": self.max_batch_size}
 
-    def batches(
-        self, num_examples: int, **settings: Any
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, num_examples: int, **settings: Any) -> Batches:
         """The batches of `poisson_batches` with these settings."""
         return poisson_batches(num_examples, max_batch_size=self.max_batch_size, **settings)
 
@@ -150,9 +149,7 @@ class Allocation:
         del num_examples
         return {"sampling": "allocation"}
 
-    def batches(
-        self, num_examples: int, **settings: Any
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, num_examples: int, **settings: Any) -> Batches:
         """The batches of `allocated_batches` with these settings."""
         return allocated_batches(num_examples, **settings)
 
@@ -186,6 +183,7 @@ def _checked(
 
 
 def _root(seed: Seed) -> np.random.SeedSequence | Stream:
+    """The source of all draws of a seed; raises ValueError for anything else."""
     root = seed
     if not isinstance(root, np.random.SeedSequence | Stream):
         given: Any = seed
@@ -210,6 +208,7 @@ def _shown(root: np.random.SeedSequence | Stream) -> tuple[int, ...]:
 
 
 def _generator(root: np.random.SeedSequence | Stream, *purpose: int) -> np.random.Generator | Place:
+    """The generator of the draws for one purpose, which follows from the source and the purpose alone."""
     if isinstance(root, Stream):
         return root.at(*purpose)
     spawned = (*root.spawn_key, *purpose)
