@@ -23,8 +23,9 @@ it draws the same noise from the bits of a cryptographic stream (`dpx.noise.stre
 """
 
 from dpx.noise import secure, stream
-from dpx.noise.door import check_finite, check_size, release, release_integers, sum_sparse
+from dpx.noise.door import check_finite, check_size, release
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
+from dpx.noise.secure import release_integers, sum_sparse
 
 __all__ = [
     "Gaussian",

@@ -1,4 +1,4 @@
-"""Where noise is added to what is private: `release`, and `release_integers` for exact sums."""
+"""Where noise is added to what is private: `release`."""
 
 import functools
 from typing import Any
@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 from dpx import _watch
 from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
-from dpx._validate import check_key, check_positive, check_real
-from dpx.noise import secure as exact_arithmetic
+from dpx._validate import check_key, check_real
 from dpx.noise.lattice import RESOLUTION, add, step_of
 from dpx.noise.laws import Gaussian, Law
 from dpx.noise.leaves import Bits, draws_like
@@ -254,67 +253,3 @@ def _on_grid(noisy: jax.Array, scale: jax.Array) -> jax.Array:
     steps = noisy / step
     # Where noise does not show in the value, there is nothing to round.
     return jnp.where(jnp.isfinite(steps), jnp.round(steps) * step, noisy)
-
-
-def sum_sparse(
-    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int, *, l2_clip_norm: float
-) -> tuple[np.ndarray, int]:
-    """Sums sparse vectors, one of l2 norm at most `l2_clip_norm` for each record, exactly.
-
-    Entries are rounded to integers in units of `l2_clip_norm / secure.STEPS` (`dpx.noise.secure`), so that
-    the sum does not depend on the order of the records, nor on how they are cut into blocks.
-
-    Args:
-      values: (T,) the entries of all vectors.
-      owners: (T,) the record that each entry belongs to, counted from 0.
-      cells: (T,) the place of each entry in the sum; no record has two entries in one place.
-      size: The length of the sum.
-      l2_clip_norm: The largest norm of a record's vector.
-
-    Returns:
-      (size,) int64, and the largest norm of a record's integers, which is the sum's sensitivity.
-    """
-    l2_clip_norm, steps = check_positive(l2_clip_norm, "l2_clip_norm"), exact_arithmetic.STEPS
-    whole = exact_arithmetic.whole(values / l2_clip_norm, owners, steps, size)
-    total = np.zeros(size, np.int64)
-    np.add.at(total, cells, whole)
-    return total, exact_arithmetic.norm_bound(steps, size)
-
-
-def release_integers(
-    key: jax.Array | None,
-    exact: np.ndarray,
-    *,
-    sensitivity: float,
-    unit: float,
-    noise_multiplier: float,
-    label: str,
-) -> Any:
-    """Releases an exact sum of integers that count multiples of `unit`.
-
-    Guarantee: that of a Gaussian mechanism with this noise multiplier, if `exact` differs between neighbours
-    by a vector of l2 norm at most `sensitivity`. Without a key the arithmetic is exact (`dpx.noise.secure`).
-    With a key `release` adds the noise in floating point, to which integers above 2⁵³ are rounded.
-
-    Args:
-      key: A secret key that is used for this release alone; None for noise from OpenDP.
-      exact: int64, of any shape.
-      sensitivity: The bound, in the units of `exact`.
-      unit: The worth of one of these units.
-      noise_multiplier: The standard deviation of the noise per unit of sensitivity.
-      label: What is released; the same in every run.
-
-    Returns:
-      64-bit floats like `exact`, in JAX's default type where the key is traced.
-
-    Raises:
-      ValueError: for a result that is not finite.
-      ImportError: without a key and without OpenDP.
-    """
-    about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
-    # In 64 bits: their product in 16 could be less than the two of them.
-    sensitivity = check_positive(sensitivity, f"{label}: sensitivity", zero=True)
-    unit = check_positive(unit, f"{label}: unit")
-    if key is None:
-        return exact_arithmetic.release_whole(exact, sensitivity=sensitivity, **about) * unit
-    return release(key, exact * unit, sensitivity=sensitivity * unit, **about)

@@ -1,4 +1,4 @@
-"""Releases of exact integers with discrete Gaussian noise: guarantees that need no caveat about rounding.
+"""Exact sums of integers, and their releases with discrete Gaussian noise, with no caveat about rounding.
 
 Each record's contribution, a vector of norm at most 1, is multiplied by 2^k and rounded to integers. Integers
 are summed exactly, in 64 bits, and OpenDP (https://docs.opendp.org) adds noise from the discrete
@@ -30,6 +30,7 @@ import numpy as np
 from dpx import _watch
 from dpx._numerics import wide_sums
 from dpx._validate import check_key, check_positive
+from dpx.noise.door import release
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0
@@ -111,6 +112,30 @@ def whole_rows(rows, steps: int, xp: Any = np):
     return xp.where(right[:, None], rounded, 0)
 
 
+def sum_sparse(
+    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int, *, l2_clip_norm: float
+) -> tuple[np.ndarray, int]:
+    """Sums sparse vectors, one of l2 norm at most `l2_clip_norm` for each record, exactly.
+
+    Entries are rounded to integers in units of `l2_clip_norm / STEPS`, so that the sum does not depend on the
+    order of the records, nor on how they are cut into blocks.
+
+    Args:
+      values: (T,) the entries of all vectors.
+      owners: (T,) the record that each entry belongs to, counted from 0.
+      cells: (T,) the place of each entry in the sum; no record has two entries in one place.
+      size: The length of the sum.
+      l2_clip_norm: The largest norm of a record's vector.
+
+    Returns:
+      (size,) int64, and the largest norm of a record's integers, which is the sum's sensitivity.
+    """
+    l2_clip_norm = check_positive(l2_clip_norm, "l2_clip_norm")
+    total = np.zeros(size, np.int64)
+    np.add.at(total, cells, whole(values / l2_clip_norm, owners, STEPS, size))
+    return total, norm_bound(STEPS, size)
+
+
 def check_sum(records: int, bound: int) -> None:
     """Raises ValueError where the sum of `records` contributions of norm `bound` could overflow 64 bits."""
     if records * bound >= 2**62:
@@ -180,6 +205,45 @@ def release_whole(
         seen = [jnp.asarray(noisy.reshape(exact.shape))]
         seen = _watch.at_release(about, no_key, *leaves, seen, noise_multiplier)
         return np.asarray(seen[0])
+
+
+def release_integers(
+    key: jax.Array | None,
+    exact: np.ndarray,
+    *,
+    sensitivity: float,
+    unit: float,
+    noise_multiplier: float,
+    label: str,
+) -> Any:
+    """Releases an exact sum of integers that count multiples of `unit`.
+
+    Guarantee: that of a Gaussian mechanism with this noise multiplier, if `exact` differs between neighbours
+    by a vector of l2 norm at most `sensitivity`. Without a key the arithmetic is exact (module docstring).
+    With a key `dpx.noise.release` adds the noise in floating point, to which integers above 2⁵³ are rounded.
+
+    Args:
+      key: A secret key that is used for this release alone; None for noise from OpenDP.
+      exact: int64, of any shape.
+      sensitivity: The bound, in the units of `exact`.
+      unit: The worth of one of these units.
+      noise_multiplier: The standard deviation of the noise per unit of sensitivity.
+      label: What is released; the same in every run.
+
+    Returns:
+      64-bit floats like `exact`, in JAX's default type where the key is traced.
+
+    Raises:
+      ValueError: for a result that is not finite.
+      ImportError: without a key and without OpenDP.
+    """
+    about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
+    # In 64 bits: their product in 16 could be less than the two of them.
+    sensitivity = check_positive(sensitivity, f"{label}: sensitivity", zero=True)
+    unit = check_positive(unit, f"{label}: unit")
+    if key is None:
+        return release_whole(exact, sensitivity=sensitivity, **about) * unit
+    return release(key, exact * unit, sensitivity=sensitivity * unit, **about)
 
 
 def _opendp() -> Any:

@@ -243,7 +243,7 @@ FAULTS = (
     ),
     Fault(
         "sums are rounded to 32 bits before the noise",
-        "dpx/noise/door.py",
+        "dpx/noise/secure.py",
         "return release(key, exact * unit, sensitivity",
         "return release(key, (exact * unit).astype(np.float32), sensitivity",
         PRICE.format("transitions"),
