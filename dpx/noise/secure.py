@@ -164,7 +164,6 @@ def release_whole(
     sensitivity: float,
     noise_multiplier: float,
     label: str,
-    axis: int | None = None,
 ) -> np.ndarray:
     """Releases integers with discrete Gaussian noise, as `dpx.noise.release` does floating-point numbers.
 
@@ -175,7 +174,7 @@ def release_whole(
       exact: int64, of any shape.
       sensitivity: The bound, in the units of `exact`.
       noise_multiplier: The standard deviation of the noise per unit of sensitivity.
-      label, axis: As in `dpx.noise.release`.
+      label: As in `dpx.noise.release`.
 
     Returns:
       int64, like `exact`.
@@ -199,7 +198,7 @@ def release_whole(
     noisy = np.zeros(flat.shape, np.int64)
     for start in range(0, len(flat), _CHUNK):
         noisy[start : start + _CHUNK] = draw(flat[start : start + _CHUNK])
-    about = {"label": label, "norm": 2, "axis": axis, "parts": 1}
+    about = {"label": label, "norm": 2, "axis": None, "parts": 1}
     with wide_sums():
         leaves = [jnp.asarray(exact)], [jnp.asarray(float(sensitivity))]
         seen = [jnp.asarray(noisy.reshape(exact.shape))]

@@ -117,13 +117,11 @@ class MetricLog:
     def __init__(self, path: Path | None, label: str, start: int, track: trackers.Tracker):
         self._path, self._label, self._entries, self._track = path, label, [], track
         if path is not None and path.exists():
-            kept = [e for e in storage.read_lines(path) if not self._stale(e, start)]
+            written = storage.read_lines(path)
+            kept = [e for e in written if e.get("run") != label or e.get("step", 0) <= start]
             text = "".join(json.dumps(entry) + "\n" for entry in kept)
             storage.write_text(path, text, mode=storage.PRIVATE)
             self._entries = [e for e in kept if e.get("run") == label]
-
-    def _stale(self, entry: dict, start: int) -> bool:
-        return entry.get("run") == self._label and entry.get("step", 0) > start
 
     def write(self, entry: dict) -> None:
         """Appends a line."""

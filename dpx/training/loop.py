@@ -134,10 +134,9 @@ def train(
     size = computation.microbatch_size
     piece = min(math.ceil(size / layout.shards) if size else room, block)
     computation = dataclasses.replace(computation, microbatch_size=piece)
-    ratio = None if privacy is None else privacy.count_ratio
     follow = []
-    if privacy is not None and ratio is not None:
-        follow = [adaptive.follow(privacy.l2_clip_norm, ratio)]
+    if privacy is not None and privacy.count_ratio is not None:
+        follow = [adaptive.follow(privacy.l2_clip_norm, privacy.count_ratio)]
     noisy = optax.chain(_mean(privacy, batch_size, keys.noise, label), *follow, optimizer)
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     shapes = tuple(x.shape for x in jax.tree.leaves((params, jnp.zeros(()) if follow else None)))

@@ -67,11 +67,6 @@ class Keys:
         self._give("draw", draw)
         return self._seed("draw", draw)
 
-    @property
-    def has_streams(self) -> bool:
-        """Whether there is a secret for secure trainings."""
-        return self._of_streams is not None
-
     def training(self, label: str, begun: Any = None, *, secure: bool = False) -> TrainingKeys:
         """The keys of the training with this label.
 
@@ -142,7 +137,7 @@ def check(key: Any, secure: bool = False) -> None:
     """
     if secure:
         stream.check()
-        if key is not None and not (isinstance(key, Keys) and key.has_streams):
+        if key is not None and not (isinstance(key, Keys) and key._of_streams):
             raise ValueError(
                 "key must be None with secure=True: a JAX key has 64 bits, and 256 then come from the "
                 "operating system's randomness; or dpx.training.Keys that have a secret"
