@@ -48,6 +48,7 @@ class Law:
         raise NotImplementedError
 
     def log_density(self, z: ArrayLike) -> jax.Array:
+        """The log of the probability density at z, elementwise; −∞ outside the support."""
         raise NotImplementedError
 
     def density(self, z: ArrayLike) -> jax.Array:
@@ -71,7 +72,6 @@ class Gaussian(Law):
         return self.std**2
 
     def log_density(self, z: ArrayLike) -> jax.Array:
-        """Log of the probability density at z, elementwise."""
         return -0.5 * jnp.square(jnp.asarray(z) / self.std) - jnp.log(
             self.std * math.sqrt(2 * math.pi)
         )
@@ -115,7 +115,6 @@ class Laplace(Law):
         return 2 * self.scale**2
 
     def log_density(self, z: ArrayLike) -> jax.Array:
-        """Log of the probability density at z, elementwise."""
         return -jnp.abs(jnp.asarray(z)) / self.scale - jnp.log(2 * self.scale)
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
@@ -195,7 +194,6 @@ class TruncatedLaplace(Law):
         return self.scale**2 * (2 - tail)
 
     def log_density(self, z: ArrayLike) -> jax.Array:
-        """Log of the probability density at z, elementwise; −∞ outside the support."""
         z = jnp.asarray(z)
         mass = 2 * self.scale * -jnp.expm1(-self.bound / self.scale)
         return jnp.where(jnp.abs(z) <= self.bound, -jnp.abs(z) / self.scale, -jnp.inf) - jnp.log(

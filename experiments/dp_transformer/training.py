@@ -60,14 +60,17 @@ def train(
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
       params: Initial parameters, any tree of arrays.
       data: Arrays with one row per example.
-      config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
-        steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
-        the parameters, `secure` if samples and noise are of cryptographic streams, with `evaluate`
-        `evaluate_every` (steps), and with `users` `records_per_user`.
-      keys: Of the run; those of the training follow from its label.
+      config: A section with `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup`
+        (share of the steps), `weight_decay`, `log_every` and `checkpoint_every` (steps). It has
+        `compute_dtype` if that is not the type of the parameters, and `secure` if samples and noise are drawn
+        from cryptographic streams; with `evaluate` `evaluate_every` (steps), and with `users`
+        `records_per_user`.
+      keys: The keys of the run, from which those of the training follow by its label.
       mesh: The section `mesh` of a config, if it has one.
-      users: (n,) whose each example is, as in `dpx.data.Texts`: then `batch_size` is of users.
-      label, workdir, privacy, weight_fn, frozen, evaluate: See there.
+      users: (n,) the user of each example, as in `dpx.data.Texts`: `batch_size` then counts users.
+      privacy, frozen: As there.
+      label, workdir, evaluate: As in `dpx.training.log.Monitoring`.
+      weight_fn: As in `dpx.training.loop.Computation`.
     """
     rows, whose = of_units(users, share(np.arange(num_units(data[0], users))))
     grouped = None
