@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 from jax.extend import core as extend
 
-from dpx.gram import sampling
+from dpx import gram
 from dpx.training import correlated
 
 KEY = jax.random.key(0)
 
 
 def wishart(covariance):
-    return sampling.wishart_mean(KEY, covariance, 9)
+    return gram.wishart_mean(KEY, covariance, 9)
 
 
 def banded(x):

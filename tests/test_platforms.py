@@ -78,15 +78,15 @@ def training_step(params, tokens, key):
     names = jnp.arange(len(tokens), dtype=jnp.uint32)
     places, mask = jnp.arange(4), jnp.ones(4, bool)
     found = loop._step(
-        token_loss, optimizer, privacy, Layout(None, 5), 4, False, None, False, None,
-        state, ((tokens,), names), places, mask, 1, (key, 0), None,
+        token_loss, optimizer, privacy, Layout(None, 5), loop.Computation(microbatch_size=4),
+        state, ((tokens,), names), (places, mask, 1), (key, 0), None, None,
     )  # fmt: skip
     whose = users.numbered(np.arange(5) // 2, 3, 2)
     held, people = ((tokens,), *map(jnp.asarray, whose.spans)), jnp.arange(3)
     drawn = users.draw(held, people, clipping.record_keys(key, 0, people), 2)
     of_users = loop._step(
-        token_loss, optimizer, privacy, Layout(None, 3), 3, False, whose, False, None,
-        state, drawn, people, mask[:3], 1, (key, 0), None,
+        token_loss, optimizer, privacy, Layout(None, 3), loop.Computation(microbatch_size=3, users=whose),
+        state, drawn, (people, mask[:3], 1), (key, 0), None, None,
     )  # fmt: skip
     return found, of_users
 

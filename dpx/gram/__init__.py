@@ -11,13 +11,13 @@ from dpx.gram.releases import (
     release,
     statistic,
 )
-from dpx.gram.sampling import max_samples, wishart_mean
 from dpx.gram.utility import (
     UtilityBounds,
     gaussian_entry_error,
     sampling_entry_error,
     utility_bounds,
 )
+from dpx.gram.wishart import max_samples, wishart_mean
 
 __all__ = [
     "GramRelease",

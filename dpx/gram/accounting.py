@@ -170,7 +170,7 @@ def sampling_epsilon(
     """The smallest ε for which so many samples are (ε, delta)-DP in exact arithmetic, or infinity.
 
     It is the inverse of `ideal_samples`, with the same arguments and errors. The ε of the release on a
-    computer is a little larger; `dpx.gram.sampling` bounds it.
+    computer is a little larger; `dpx.gram.wishart` bounds it.
     """
     delta = check_delta(delta)
     num_samples = check_integer(num_samples, "num_samples")

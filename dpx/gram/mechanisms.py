@@ -1,4 +1,4 @@
-"""The mechanism of additive noise on a Gram matrix, and what it shares with that of `dpx.gram.sampling`.
+"""The mechanism of additive noise on a Gram matrix, and what it shares with that of `dpx.gram.wishart`.
 
 A mechanism is planned from public numbers alone, and then draws. In formulas X is n×d, α is `column_bound`, β
 is `max_column_change` and F is the Frobenius sensitivity of XXᵀ.

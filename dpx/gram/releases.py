@@ -24,7 +24,7 @@ from dpx._validate import (
     check_real,
     check_relation,
 )
-from dpx.gram import mechanisms, sampling
+from dpx.gram import mechanisms, wishart
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
@@ -91,7 +91,7 @@ def release(
     that is computed from the matrix later are post-processing. For both mechanisms the sum is exact: columns
     are rounded to integers, and F is computed from the bounds that rounded columns obey. The guarantee of
     sampling holds for the program in 64-bit floats, whose rounding is paid by a smaller k
-    (`dpx.gram.sampling`). That of additive noise holds for exact arithmetic (`dpx.noise` says what floating
+    (`dpx.gram.wishart`). That of additive noise holds for exact arithmetic (`dpx.noise` says what floating
     point adds), and with `secure` for the program (`dpx.noise.secure`). If X is traced by a JAX
     transformation, the sum is of floats, with the same noise. If X or the key is traced and floats have 32
     bits, the guarantee assumes that sums are exact, and says so.
@@ -141,7 +141,7 @@ def release(
     planned: mechanisms.Planned
     if mechanism == "sampling":
         options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
-        planned = sampling.plan(epsilon, delta, n=n, **options, **bounds)
+        planned = wishart.plan(epsilon, delta, n=n, **options, **bounds)
         gram, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
         if assume_good and n > columns:
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Additive noise: the one door through which releases go, and the laws of what is added there.
+"""Additive noise: the one door through which releases go, and the laws of the noise that is added there.
 
 `release` adds noise to private statistics, and `secure.release_whole` does so where arithmetic must be exact.
 Nothing else in this project adds noise. Both are told the exact value, how far one record may move it, and
 the noise per unit of that distance. `dpx.audit.replay` watches them, and compares two runs on neighbouring
-data with what was declared here. A release that is no sum with noise (`dpx.gram.sampling`) is made of
-`dpx.noise.coupled` and `dpx.noise.grid`, and watched in the same way.
+data with what was declared here. The sampled Gram matrix (`dpx.gram.wishart`) is no sum with noise. It is
+made of `dpx.noise.coupled` and `dpx.noise.grid`, and watched in the same way.
 
 The guarantees are those of real-valued laws. What the machine draws has a law of its own (Mironov, CCS 2012):
 
@@ -17,20 +17,15 @@ The guarantees are those of real-valued laws. What the machine draws has a law o
   nothing has to be added to δ, whatever ε is. Draws of a stream have fewer, and small noise is refused there.
 
 Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.release`). Bits
-come from JAX's generator. `secure=True` of releases that are made at once leaves none of them: it sums exact
-integers and draws discrete noise (`dpx.noise.secure`). `secure=True` of a training closes the second one: it
-draws the same noise from the bits of a cryptographic stream (`dpx.noise.stream`).
+come from JAX's generator. A release that is made at once closes both gaps with `secure=True`: it sums exact
+integers and draws discrete noise (`dpx.noise.secure`). A training with `secure=True` closes the second gap:
+it draws the same noise from the bits of a cryptographic stream (`dpx.noise.stream`).
 """
 
 from dpx.noise import secure, stream
-from dpx.noise.door import (
-    check_finite,
-    check_size,
-    release,
-    release_integers,
-    sum_sparse,
-)
+from dpx.noise.door import check_finite, check_size, release
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
+from dpx.noise.secure import release_integers, sum_sparse
 
 __all__ = [
     "Gaussian",

@@ -45,7 +45,7 @@ _REMAINDER = [(-1) ** j / j for j in range(31, 3, -1)]
 
 @in_float64
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """N(0, 1) draws of that shape, float64."""
+    """Draws from N(0, 1) of that shape, float64."""
     count = math.prod(shape)
     first, empty, *words = _bits(key, 4, -(-count // 2))
     both = normal_pair(exponential_from_bits(first, empty, *words[:2]), *words[2:])
@@ -67,14 +67,14 @@ def chi(key: jax.Array, freedom: jax.Array, normals: jax.Array) -> jax.Array:
     depth = jnp.where(is_few, SUMMED, freedom) / 2 - 1 / 3
 
     def draw(state):
-        key, kept, found = state
+        key, kept, done = state
         key, own = jax.random.split(key)
         first, empty, *words = _bits(own, 4, 2 * len(freedom))
         sizes, others = jnp.split(exponential_from_bits(first, empty, *words[:2]), 2)
         y = normal_pair(sizes, *(word[: len(freedom)] for word in words[2:4]))[0]
         y = y / jnp.sqrt(9 * depth)
         keep = others > 3 * depth * remainder(y)
-        return key, jnp.where(found | ~keep, kept, 1 + y), found | keep
+        return key, jnp.where(done | ~keep, kept, 1 + y), done | keep
 
     state = key, jnp.ones_like(freedom), is_few
     _, kept, _ = jax.lax.while_loop(lambda state: ~state[2].all(), draw, state)
@@ -99,7 +99,7 @@ def _series(coefficients: list[float], x: jax.Array) -> jax.Array:
 
 
 def exponential_from_bits(first, empty, high, low) -> jax.Array:
-    """Exponential draws from the first word that is not zero, how many were before it, and two words more."""
+    """Exponential draws, made of the first four arrays that `_bits` returns."""
     zeros = 32 * empty + jax.lax.clz(first).astype(empty.dtype)
     mantissa = 0.5 + _fraction(high, low) / 2
     small = jnp.ldexp(mantissa, -1 - zeros)
@@ -131,7 +131,7 @@ def signed_exponential(
 
 
 def _bits(key: jax.Array, rows: int, count: int) -> list[jax.Array]:
-    """The first word that is not zero, how many were before it, and so many more words, (count,) each."""
+    """The first word that is not zero, how many were before it, and `rows` more words, (count,) each."""
     word_key, more = jax.random.split(key)
     # Flat draws: XLA compiles a generator much longer for an array with axes.
     words = jax.random.bits(word_key, ((1 + rows) * count,), jnp.uint32).reshape(1 + rows, count)

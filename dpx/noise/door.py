@@ -1,4 +1,4 @@
-"""Where noise is added to what is private: `release`, and `release_integers` for exact sums."""
+"""Where noise is added to what is private: `release`."""
 
 import functools
 from typing import Any
@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 from dpx import _watch
 from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
-from dpx._validate import check_key, check_positive, check_real
-from dpx.noise import secure as exact_arithmetic
+from dpx._validate import check_key, check_real
 from dpx.noise.lattice import RESOLUTION, add, step_of
 from dpx.noise.laws import Gaussian, Law
 from dpx.noise.leaves import Bits, draws_like
@@ -52,28 +51,29 @@ def release(
 
     Args:
       key: A secret key that is used for this release alone; or, for Gaussian noise, words of a cryptographic
-        stream that are (`dpx.noise.stream`), whose tail ends: the noise multiplier is 1/18 or more then.
+        stream that are used for it alone (`dpx.noise.stream`): its tail ends, so that the noise multiplier is
+        1/18 or more then.
       exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
-      sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
-        broadcasts against it, where entries are in different units.
+      sensitivity: How far a record moves the statistic: one number; or, where entries have different units,
+        an array for each leaf (or subtree) that broadcasts against it.
       label: What is released; the same in every run.
-      noise_multiplier: For Gaussian noise, its standard deviation per unit of sensitivity.
-      law: For any other noise, its law; `exact` is one array then, against which the law's parameters
+      noise_multiplier: The standard deviation of Gaussian noise per unit of sensitivity.
+      law: The law of any other noise. `exact` is then one array, against which the law's parameters
         broadcast.
-      axis: The promise holds along this axis alone, for each index of the others.
-      parts: How many successive calls with this label make one release together: the squares of their
-        ‖Δ/sensitivity‖ add up to at most 1.
+      axis: The axis along which the promise holds, for each index of the others; None for all entries.
+      parts: The number of successive calls with this label that make one release together: the squares of
+        their ‖Δ/sensitivity‖ add up to at most 1.
 
     Returns:
       A tree like `exact`, of its floating-point types, float32 at least. Where nothing is traced, it is
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: for a key that is none, for complex numbers, or for sizes of the noise that do not broadcast
-        to the statistic.
+      ValueError: for an argument that is no key, for complex numbers, or for sizes of the noise that do not
+        broadcast to the statistic.
       ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small for floats:
-        nothing would be guaranteed. Inside it what is released is not finite either then: noise of a traced
-        size that is too small makes NaN.
+        nothing would be guaranteed. Inside `jit` the release is then not finite, and noise of a traced size
+        that is too small makes it NaN.
     """
     if not isinstance(key, Bits):
         check_key(key)
@@ -97,7 +97,7 @@ def release(
                 "of its own"
             )
         leaves = [jnp.asarray(native(leaf)) for leaf in leaves]
-        # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
+        # Integers count as floats: an empty histogram of NumPy's holds integers.
         floats = (
             leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
             for leaf in leaves
@@ -125,15 +125,11 @@ def release(
             for leaf, std, size in zip(noisy, stds, sizes, strict=True)
         ]
         check_finite(noisy, label)
-        about = {
-            "label": label,
-            "norm": 2 if law is None else law.norm,
-            "axis": axis,
-            "parts": parts,
-        }
+        norm = 2 if law is None else law.norm
+        about = {"label": label, "norm": norm, "axis": axis, "parts": parts}
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
         shown: Any = key
-        if isinstance(key, Bits):  # by words that are of this draw alone
+        if isinstance(key, Bits):  # words that this draw alone has
             shown = key.further[0] if key.further else np.zeros(0, np.uint32)
         noisy = _watch.at_release(about, shown, leaves, unit, noisy, scale)
         return structure.unflatten(noisy)
@@ -148,7 +144,7 @@ def check_finite(released: Any, label: str) -> Any:
 
 
 def _check_shapes(label: str, shape: tuple[int, ...], sizes: list[Any]) -> None:
-    """Raises ValueError for a size with entries beyond the statistic's, which would share its draws."""
+    """Raises ValueError for a size with more entries than the statistic, which would share draws."""
     for size in sizes:
         try:
             fits = np.broadcast_shapes(np.shape(size), shape) == shape
@@ -186,7 +182,7 @@ def check_size(label: str, sizes: list[Any]) -> None:
 def _check_shows(label: str, dtype: Any, *sizes: Any) -> None:
     """Raises ValueError for noise so small that floats have no grid for it, or flush it to zero.
 
-    The standard deviation is the product of the sizes. Traced ones pass, and `_unless_flushed` sees to them.
+    The standard deviation is the product of the sizes. Traced sizes pass: `_unless_flushed` is for them.
     """
     if any(isinstance(size, Tracer) for size in sizes):
         return
@@ -203,7 +199,7 @@ def _check_shows(label: str, dtype: Any, *sizes: Any) -> None:
 def _unless_flushed(
     noisy: jax.Array, std: jax.Array, sizes: tuple, *, may_be_zero: bool
 ) -> jax.Array:
-    """NaN in place of what has noise of a traced size that `_check_shows` would refuse."""
+    """The values with noise; NaN where the noise has a traced size that `_check_shows` would refuse."""
     if not any(isinstance(size, Tracer) for size in sizes):
         return noisy
     lost = ~(std >= _least(noisy.dtype))
@@ -218,7 +214,7 @@ def _least(dtype: Any) -> float:
 
 
 def _is_subnormal(size: Any) -> Any:
-    """Whether a traced number is one that compiled code takes for zero, without being it."""
+    """Whether a traced number is not zero, and compiled code takes it for zero."""
     if not (isinstance(size, Tracer) and jnp.issubdtype(size.dtype, jnp.floating)):
         return False
     # Bits without the sign, in a comparison that compilers do not turn into one of floats with zero.
@@ -234,7 +230,7 @@ def _with_normal_noise(
     key: jax.Array | Bits, leaves: list[jax.Array], stds: list[jax.Array], unit: list[jax.Array]
 ) -> list[jax.Array]:
     """The leaves with normal noise, each on its grid (`dpx.noise.lattice`)."""
-    # Noise per unit of sensitivity, as a norm over all entries: that of each entry, whatever its unit is.
+    # The norm over all entries of the noise per unit of sensitivity, whatever their units are.
     squares = [
         leaf.size * jnp.square(jnp.where(one > 0, std / one, 0)).mean()
         for leaf, std, one in zip(leaves, stds, unit, strict=True)
@@ -261,67 +257,3 @@ def _on_grid(noisy: jax.Array, scale: jax.Array) -> jax.Array:
     steps = noisy / step
     # Where noise does not show in the value, there is nothing to round.
     return jnp.where(jnp.isfinite(steps), jnp.round(steps) * step, noisy)
-
-
-def sum_sparse(
-    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int, *, l2_clip_norm: float
-) -> tuple[np.ndarray, int]:
-    """Sums sparse vectors, one of l2 norm at most `l2_clip_norm` for each record, exactly.
-
-    Entries are rounded to integers in units of `l2_clip_norm / secure.STEPS` (`dpx.noise.secure`), so that
-    the sum does not depend on the order of the records, nor on how they are cut into blocks.
-
-    Args:
-      values: (T,) the entries of all vectors.
-      owners: (T,) the record that each entry belongs to, counted from 0.
-      cells: (T,) the place of each entry in the sum; no record has two entries in one place.
-      size: The length of the sum.
-      l2_clip_norm: Largest norm of a record's vector.
-
-    Returns:
-      (size,) int64, and the largest norm of a record's integers, which is the sum's sensitivity.
-    """
-    l2_clip_norm, steps = check_positive(l2_clip_norm, "l2_clip_norm"), exact_arithmetic.STEPS
-    whole = exact_arithmetic.whole(values / l2_clip_norm, owners, steps, size)
-    total = np.zeros(size, np.int64)
-    np.add.at(total, cells, whole)
-    return total, exact_arithmetic.norm_bound(steps, size)
-
-
-def release_integers(
-    key: jax.Array | None,
-    exact: np.ndarray,
-    *,
-    sensitivity: float,
-    unit: float,
-    noise_multiplier: float,
-    label: str,
-) -> Any:
-    """Releases an exact sum of integers that stand for so many times `unit`.
-
-    Guarantee: where for neighbours `exact` differs by a vector of l2 norm at most `sensitivity`, a Gaussian
-    mechanism with that noise multiplier. Without a key its arithmetic is exact (`dpx.noise.secure`). With one
-    it is what `release` makes of floating point, where integers above 2⁵³ are rounded by 2⁻⁵³ of their size.
-
-    Args:
-      key: A secret key that is used for this release alone; None for noise from OpenDP.
-      exact: int64, of any shape.
-      sensitivity: The bound, in the units of `exact`.
-      unit: What one of these units is worth.
-      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
-      label: What is released; the same in every run.
-
-    Returns:
-      64-bit floats like `exact`, in JAX's default type where the key is traced.
-
-    Raises:
-      ValueError: for a result that is not finite.
-      ImportError: without a key and without OpenDP.
-    """
-    about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
-    # In 64 bits: their product in 16 could be less than the two of them.
-    sensitivity = check_positive(sensitivity, f"{label}: sensitivity", zero=True)
-    unit = check_positive(unit, f"{label}: unit")
-    if key is None:
-        return exact_arithmetic.release_whole(exact, sensitivity=sensitivity, **about) * unit
-    return release(key, exact * unit, sensitivity=sensitivity * unit, **about)

@@ -1,4 +1,4 @@
-"""Values that are nearly right, put on a public grid at random: what they are off by costs next to nothing.
+"""Random rounding to a public grid, by which a small error of what is rounded costs next to no privacy.
 
 **What it does.** A number x, in steps of the grid, becomes the whole number ⌊x⌋ + b + g − g'. Here b is 1
 with probability x − ⌊x⌋ and 0 otherwise, and g and g' count the zeros before the first one among fair bits,
@@ -9,7 +9,7 @@ of which there is no largest number. The expectation is x, and the variance is a
 a slope of at most 1: its two powers differ by a factor of 2, so that their difference is at most the smaller.
 Let x and x* be vectors with ‖x − x*‖₁ ≤ s, however they depend on each other. Then what is put on the grid
 from x has every probability within a factor of e^(±s) of that from x*: **what is computed is as private as
-what should have been computed, at a price of 2s in ε and nothing in δ**, once s for each of two neighbours.
+what should have been computed, at a price of 2s in ε and nothing in δ**, which is s for each neighbour.
 
 Whole numbers are drawn from bits without any rounding. That r is compared with 53 bits, and that x − ⌊x⌋ may
 round, adds at most 2⁻⁵² to s for each entry. Sums beyond 2⁵³ round to floats, which is post-processing.
@@ -26,7 +26,7 @@ SHARE = 2.0**-52  # of a step, for each entry: what is added to s
 
 @in_float64
 def onto(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Whole numbers, as float64 of the shape of x, which is in steps of the grid."""
+    """Rounds x, in steps of the grid, to whole numbers at random; they are float64, of the shape of x."""
     bits_key, fill_key = jax.random.split(key)
     # Flat draws: XLA compiles a generator much longer for an array with axes.
     words = jax.random.bits(bits_key, (4 * x.size,), jnp.uint32).reshape(4, *x.shape)

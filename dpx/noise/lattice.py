@@ -101,13 +101,15 @@ def step_of(std: ArrayLike, dtype, *, multiplier_norm: ArrayLike) -> jax.Array:
     """The step g of the grid on which noise of this standard deviation lies.
 
     Args:
-      std: Of the noise, of any shape; 0 gives 0.
+      std: The standard deviation, of any shape; 0 gives 0.
       dtype: float32 or float64.
       multiplier_norm: The l2 norm, over all entries of a release, of its noise per unit of sensitivity.
     """
     dtype = jnp.dtype(dtype)
     mantissa = jnp.finfo(dtype).nmant + 1
-    moved = 2.0 ** -(mantissa - 2 if mantissa < _POINTS else _POINTS - 1)  # by both neighbours
+    moved = 2.0 ** -(
+        mantissa - 2 if mantissa < _POINTS else _POINTS - 1
+    )  # by rounding, in both neighbours
     paid = RESOLUTION - moved * jnp.asarray(multiplier_norm, dtype)
     # Where moves are as large as the noise, no noise would do; `release` makes NaN of this.
     least = jnp.where(paid > 0, jnp.asarray(std, dtype) * (1 + 2.0**-20) / paid, jnp.nan)
@@ -197,10 +199,10 @@ def whole_normal(words: Words, far: jax.Array | None = None) -> jax.Array:
     cell = jnp.clip(cell, 0, len(count) - 1)
     high, rest = high[cell], rest[cell]
     above = (size < high) | ((size == high) & (low < rest))
-    found = count[cell] + above
+    magnitude = count[cell] + above
     if far is not None:
-        found = jnp.where(is_far(words), far, found)
-    return jnp.where(words.size & 1, -found, found)
+        magnitude = jnp.where(is_far(words), far, magnitude)
+    return jnp.where(words.size & 1, -magnitude, magnitude)
 
 
 def is_far(words: Words) -> jax.Array:
@@ -224,7 +226,7 @@ def far_size(words: Words, fresh: jax.Array, empty: jax.Array) -> jax.Array:
 
 @functools.cache
 def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each cell the thresholds above it, and the one in it, 31 and 32 bits, or 0."""
+    """For each cell the number of thresholds above it, and the 31 and 32 bits of the one in it, or 0."""
     edges = (np.arange(1, math.ceil(9.3 * RESOLUTION)) - 0.5) / RESOLUTION
     thresholds = sorted(int(p * 2.0**63) for p in special.erfc(edges / math.sqrt(2)))
     thresholds = [t for t in thresholds if t >= _FAR]

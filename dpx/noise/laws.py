@@ -1,7 +1,7 @@
 """The laws of noise: density, variance, sampler and guarantee.
 
-A mechanism releases f(x) + z, z with independent entries. What counts is how far f moves between
-neighbours: its l2 sensitivity for `Gaussian`, its l1 sensitivity for `Laplace` and `TruncatedLaplace`.
+A mechanism releases f(x) + z, where z has independent entries. Its guarantee rests on how far f moves between
+neighbours: the l2 sensitivity for `Gaussian`, the l1 sensitivity for `Laplace` and `TruncatedLaplace`.
 """
 
 import dataclasses
@@ -17,10 +17,7 @@ from jax.typing import ArrayLike
 
 from dpx._validate import check_delta, check_epsilon, check_positive
 from dpx.noise.coupled import signed_exponential
-from dpx.privacy import (
-    PrivacyGuarantee,
-    gaussian_epsilon,
-)
+from dpx.privacy import PrivacyGuarantee, gaussian_epsilon
 
 
 def _check_positive(name: str, value: ArrayLike) -> None:
@@ -34,23 +31,24 @@ def _check_positive(name: str, value: ArrayLike) -> None:
 
 
 class Law:
-    """What the three laws share; the methods that raise are theirs."""
+    """The base of the three laws, each of which has its own form of the methods that raise here."""
 
     norm = 1  # the norm, l1 or l2, in which sensitivity is measured
 
     @property
     def width(self) -> ArrayLike:
-        """The scale that the grid of a release follows: the standard deviation, or down to half of it."""
+        """The scale that decides the grid of a release: the standard deviation, or down to half of it."""
         raise NotImplementedError
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws, float64; the parameters may also be arrays that broadcast to `shape`.
+        """Draws from the law, float64. Its parameters may be arrays that broadcast to `shape`.
 
-        A Gaussian law has none: its noise never is a float (`dpx.noise.lattice`).
+        The Gaussian law has no sampler, because its noise is never a float (`dpx.noise.lattice`).
         """
         raise NotImplementedError
 
     def log_density(self, z: ArrayLike) -> jax.Array:
+        """The log of the probability density at z, elementwise; −∞ outside the support."""
         raise NotImplementedError
 
     def density(self, z: ArrayLike) -> jax.Array:
@@ -74,7 +72,6 @@ class Gaussian(Law):
         return self.std**2
 
     def log_density(self, z: ArrayLike) -> jax.Array:
-        """Log of the probability density at z, elementwise."""
         return -0.5 * jnp.square(jnp.asarray(z) / self.std) - jnp.log(
             self.std * math.sqrt(2 * math.pi)
         )
@@ -90,12 +87,9 @@ class Gaussian(Law):
 
         ε is exact (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
         """
-        # One number each, in 64 bits: a guarantee is about one, and 16 bits would round it.
-        std, sensitivity = (
-            check_positive(self.std, "std"),
-            check_positive(sensitivity, "sensitivity"),
-        )
-        multiplier = std / sensitivity
+        # Numbers of 64 bits, since 16 bits would round the guarantee.
+        std = check_positive(self.std, "std")
+        multiplier = std / check_positive(sensitivity, "sensitivity")
         return PrivacyGuarantee(
             epsilon=gaussian_epsilon(multiplier, delta),
             delta=delta,
@@ -121,7 +115,6 @@ class Laplace(Law):
         return 2 * self.scale**2
 
     def log_density(self, z: ArrayLike) -> jax.Array:
-        """Log of the probability density at z, elementwise."""
         return -jnp.abs(jnp.asarray(z)) / self.scale - jnp.log(2 * self.scale)
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
@@ -201,7 +194,6 @@ class TruncatedLaplace(Law):
         return self.scale**2 * (2 - tail)
 
     def log_density(self, z: ArrayLike) -> jax.Array:
-        """Log of the probability density at z, elementwise; −∞ outside the support."""
         z = jnp.asarray(z)
         mass = 2 * self.scale * -jnp.expm1(-self.bound / self.scale)
         return jnp.where(jnp.abs(z) <= self.bound, -jnp.abs(z) / self.scale, -jnp.inf) - jnp.log(
@@ -210,7 +202,7 @@ class TruncatedLaplace(Law):
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
         with jax.enable_x64(True):
-            # Of parameters in 16 bits the quotient would cut off tails that the guarantee counts on.
+            # In 16 bits the quotient would cut off tails that the guarantee counts on.
             scale, bound = jnp.asarray(self.scale, float), jnp.asarray(self.bound, float)
             return jnp.clip(scale * signed_exponential(key, shape, -bound / scale), -bound, bound)
 

@@ -1,9 +1,9 @@
-"""One draw of noise for all arrays of a tree, made where each entry of them lives.
+"""One draw of noise for all arrays of a tree, made where each of their entries lives.
 
 Entry i of the draw is a function of the key and of i alone. So every device makes the noise of the entries
 that it holds, without a word to the others, and it is the same noise on any number of devices.
 
-In place of a key a draw may be given all of its random words (`Bits`), which lie where its entries do.
+In place of a key a draw may be given all of its random words (`Bits`), which lie where the entries do.
 """
 
 import functools
@@ -19,29 +19,28 @@ from jax.extend.random import threefry2x32_p
 from dpx._meshes import explicit_axes, mesh_of
 from dpx.noise import lattice
 
-# Entries of an array up to which those of one shape are drawn as one, for fewer programs to compile: it costs
-# little if they are sharded in different ways.
+# The most entries of an array that is drawn as one with others of its shape, which compiles fewer programs.
 SMALL = 2**14
-FURTHER = 16  # words for what is far out, where there is no key of which there are more
+FURTHER = 16  # words for draws that are far out, where no key gives more
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 class Draw(NamedTuple):
-    """What `lattice.add` takes for each entry: the noise, and the numbers that decide how it is rounded."""
+    """The arguments of `lattice.add` for each entry: its noise, and the number that decides its rounding."""
 
     normal: jax.Array
     uniform: jax.Array
 
 
 class Bits(NamedTuple):
-    """The random words of one draw, in place of a key. Arrays are in groups (`_groups`), which share none.
+    """The random words of one draw, in place of a key. Groups of arrays (`_groups`) share no words.
 
     Attributes:
-      words: For each group: two words for each entry, (arrays, *shape), and two for each sixteen entries that
-        follow one another, a column, (columns,).
-      further: For each group: (FURTHER,) words for what is far out, which its draws share. They are drawn
-        from once in 2⁵⁵ draws. Where all of them are zero, at 28 standard deviations, the tail ends.
+      words: For each group two words for each entry, (arrays, *shape), and two for each column of sixteen
+        entries that follow one another, (columns,).
+      further: For each group (FURTHER,) words that its draws share, for those that are far out, one in 2⁵⁵.
+        The tail ends where all of these words are zero, at 28 standard deviations.
     """
 
     words: tuple[lattice.Words, ...]
@@ -49,13 +48,13 @@ class Bits(NamedTuple):
 
 
 def word_shapes(shapes: Shapes) -> list[tuple[tuple[int, ...], int]]:
-    """For each group of arrays of these shapes: the shape of a word of its entries, and how many columns."""
+    """For each group of arrays of these shapes, the shape of its entries' words and the number of columns."""
     own = [(len(members), *shapes[members[0]]) for members in _groups(shapes)]
     return [(shape, max(1, count_columns(math.prod(shape)))) for shape in own]
 
 
 def draws_like(key: jax.Array | Bits, leaves: Sequence[jax.Array]) -> list[Draw]:
-    """A draw for each entry of `leaves`: those of one array of all their entries, cut into pieces."""
+    """A draw for each entry of `leaves`, as if one array of all entries were drawn and cut into pieces."""
     shapes = tuple(leaf.shape for leaf in leaves)
     if not shapes:
         return []
@@ -100,7 +99,7 @@ def _cut(key: jax.Array, shapes: Shapes) -> list[Draw]:
 
 
 def count_columns(draws: int) -> int:
-    """The number of columns, each with words that its draws share, that so many draws fill row by row."""
+    """The number of columns that this many draws fill row by row. The draws of a column share words."""
     return -(-draws // lattice.SHARING)
 
 
@@ -108,11 +107,14 @@ def _drawn(
     words: Callable[[], list[lattice.Words]],
     further: Callable[[list[lattice.Words]], list[tuple[jax.Array, jax.Array]]],
 ) -> list[Draw]:
-    """Draws from words; `further` gives those for what is far out: of each the empty ones, and the next."""
+    """The draws of groups, from their words and, where a draw is far out, from those that `further` gives.
+
+    `further` returns for each group the next word that is not zero, and how many words of zeros precede it.
+    """
     near = [lattice.whole_normal(each) for each in words()]
 
     def far(near: list[jax.Array]) -> list[jax.Array]:
-        again = words()  # hashed again, because else they would be kept for this
+        again = words()  # hashed again, or they would be kept for this
         return [
             lattice.whole_normal(each, lattice.far_size(each, *more))
             for each, more in zip(again, further(again), strict=True)
@@ -126,7 +128,7 @@ def _drawn(
 def _refilled(
     fresh: Callable[[jax.Array], list[jax.Array]], key: jax.Array, words: list[lattice.Words]
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """The first word that is not zero, and how many were before it; `fresh` gives one for each column."""
+    """For each column the first word of `fresh` that is not zero, and how many words of zeros precede it."""
 
     def refill(state: tuple) -> tuple:
         key, last, empty = state
@@ -143,7 +145,7 @@ def _refilled(
 
 
 def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
-    """Whether other devices may hold a part of what is one array here."""
+    """Whether other devices may hold a part of an array."""
     if jax.device_count() == 1 or not leaves:
         return False
     mesh = jax.sharding.get_abstract_mesh()
@@ -151,7 +153,7 @@ def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
 
 
 def _has_counters(key: jax.Array) -> bool:
-    """Whether the bits of entry i may be had by hashing i, as with JAX's default generator."""
+    """Whether the bits of entry i are a hash of i, as they are with JAX's default generator."""
     return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
@@ -203,7 +205,7 @@ def _of_bits(bits: Bits, *, shapes: Shapes) -> list[Draw]:
 
 
 def _check_fits(bits: Bits, shapes: Shapes) -> None:
-    """Raises ValueError for words of other arrays, which might be spread over these."""
+    """Raises ValueError for words that were drawn for arrays of other shapes."""
     needed = [(own, own, (count,), (count,)) for own, count in word_shapes(shapes)]
     given = [tuple(x.shape for x in each) for each in bits.words]
     if given != needed:
@@ -213,7 +215,7 @@ def _check_fits(bits: Bits, shapes: Shapes) -> None:
 
 
 def _groups(shapes: Shapes) -> list[list[int]]:
-    """Which arrays are drawn as one: small ones of one shape, and each other one by itself."""
+    """The arrays that are drawn together, by number: small ones of one shape, and each other by itself."""
     groups: dict[Any, list[int]] = {}
     for k, shape in enumerate(shapes):
         groups.setdefault(shape if math.prod(shape) <= SMALL else k, []).append(k)
@@ -221,13 +223,13 @@ def _groups(shapes: Shapes) -> list[list[int]]:
 
 
 def _apart(draws: list[Draw], groups: list[list[int]]) -> list[Draw]:
-    """The draws of each array, from those of the groups."""
-    found = {
+    """The draws of each array, from the draws of the groups."""
+    by_array = {
         k: Draw(draw.normal[i], draw.uniform[i])
         for draw, members in zip(draws, groups, strict=True)
         for i, k in enumerate(members)
     }
-    return [found[k] for k in range(len(found))]
+    return [by_array[k] for k in range(len(by_array))]
 
 
 def _any(leaves: list[jax.Array]) -> jax.Array:
@@ -250,7 +252,7 @@ def _halves(index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _pair(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Two words for each of so many places, (count,) uint32 each."""
+    """Two random words for each of `count` places, (count,) uint32 each."""
     if not _has_counters(key):
         first, second = jax.random.split(key)
         return (

@@ -1,4 +1,4 @@
-"""Releases of exact integers with discrete Gaussian noise: guarantees that need no caveat about rounding.
+"""Exact sums of integers, and their releases with discrete Gaussian noise, with no caveat about rounding.
 
 Each record's contribution, a vector of norm at most 1, is multiplied by 2^k and rounded to integers. Integers
 are summed exactly, in 64 bits, and OpenDP (https://docs.opendp.org) adds noise from the discrete
@@ -31,6 +31,7 @@ import numpy as np
 from dpx import _watch
 from dpx._numerics import wide_sums
 from dpx._validate import check_key, check_positive
+from dpx.noise.door import release
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0
@@ -54,18 +55,21 @@ def check(key, secure: bool) -> None:
 
 
 def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
-    """`check`, and so many keys: None each where OpenDP draws."""
+    """`check`, and then `count` keys, which are None where OpenDP draws."""
     check(key, secure)
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
 def norm_bound(steps: int, entries: int) -> int:
-    """The largest norm of a rounded contribution of so many entries, in units of which 2^k are 1."""
+    """The largest norm of a rounded contribution with that many entries, in units of the grid.
+
+    `steps` is 2^k, the norm of an unrounded contribution.
+    """
     return steps + math.ceil(rounding(entries))
 
 
 def rounding(entries: int) -> float:
-    """How far rounding moves a contribution of so many entries, in units of the grid."""
+    """How far rounding moves a contribution with that many entries, in units of the grid."""
     return _ROUNDING * math.sqrt(entries)
 
 
@@ -85,7 +89,7 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
     rounded = np.rint(np.clip(np.where(known, values, 0), -1, 1) * steps).astype(np.int64)
     squares = np.zeros(int(owners.max(initial=-1)) + 1, np.int64)
     np.add.at(squares, owners, rounded**2)
-    # Sums of squares that would leave 64 bits are found in floats, where they are about right.
+    # Floats show which sums of squares would overflow 64 bits.
     rough = np.bincount(
         owners, np.where(known, np.square(rounded, dtype=float), np.inf), len(squares)
     )
@@ -94,9 +98,9 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
 
 
 def whole_rows(rows, steps: int, xp: Any = np):
-    """`whole` for contributions (N, entries) that are dense: integers as floats, which `product` takes.
+    """`whole` for dense contributions (N, entries). The integers are floats, as `product` takes them.
 
-    `xp` is the module that computes, numpy or jax.numpy, the latter with 64 bits.
+    `xp` is the module that computes: numpy, or jax.numpy with 64 bits.
     """
     rounded = xp.rint(xp.clip(rows, -1, 1) * steps)
     # Sums of squares are exact in floats up to 2⁵³.
@@ -109,8 +113,32 @@ def whole_rows(rows, steps: int, xp: Any = np):
     return xp.where(right[:, None], rounded, 0)
 
 
+def sum_sparse(
+    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int, *, l2_clip_norm: float
+) -> tuple[np.ndarray, int]:
+    """Sums sparse vectors, one of l2 norm at most `l2_clip_norm` for each record, exactly.
+
+    Entries are rounded to integers in units of `l2_clip_norm / STEPS`, so that the sum does not depend on the
+    order of the records, nor on how they are cut into blocks.
+
+    Args:
+      values: (T,) the entries of all vectors.
+      owners: (T,) the record that each entry belongs to, counted from 0.
+      cells: (T,) the place of each entry in the sum; no record has two entries in one place.
+      size: The length of the sum.
+      l2_clip_norm: The largest norm of a record's vector.
+
+    Returns:
+      (size,) int64, and the largest norm of a record's integers, which is the sum's sensitivity.
+    """
+    l2_clip_norm = check_positive(l2_clip_norm, "l2_clip_norm")
+    total = np.zeros(size, np.int64)
+    np.add.at(total, cells, whole(values / l2_clip_norm, owners, STEPS, size))
+    return total, norm_bound(STEPS, size)
+
+
 def check_sum(records: int, bound: int) -> None:
-    """Raises ValueError for so many contributions that their sum could overflow 64 bits."""
+    """Raises ValueError where the sum of `records` contributions of norm `bound` could overflow 64 bits."""
     if records * bound >= 2**62:
         raise ValueError(
             f"{records} records are too many for exact sums: {2**62 // bound} fit into 64 bits"
@@ -118,7 +146,7 @@ def check_sum(records: int, bound: int) -> None:
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """leftᵀ·right of integers from `whole_rows`, (N, a) and (N, b) -> (a, b) int64, exact.
+    """The exact product leftᵀ·right of integers from `whole_rows`, (N, a) and (N, b) -> (a, b) int64.
 
     Sums of up to 2¹⁶ products of numbers up to 2¹⁸ are below 2⁵³, up to which 64-bit floats hold integers.
     """
@@ -137,18 +165,17 @@ def release_whole(
     sensitivity: float,
     noise_multiplier: float,
     label: str,
-    axis: int | None = None,
 ) -> np.ndarray:
-    """Releases integers with discrete Gaussian noise; what `dpx.noise.release` is for floating point.
+    """Releases integers with discrete Gaussian noise, as `dpx.noise.release` does floating-point numbers.
 
-    Guarantee: that of the Gaussian mechanism with this noise multiplier (module docstring), where for
-    neighbours `exact` differs by a vector of l2 norm at most `sensitivity`.
+    Guarantee: that of the Gaussian mechanism with this noise multiplier (module docstring), if `exact`
+    differs between neighbours by a vector of l2 norm at most `sensitivity`.
 
     Args:
       exact: int64, of any shape.
       sensitivity: The bound, in the units of `exact`.
-      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
-      label, axis: As in `dpx.noise.release`.
+      noise_multiplier: The standard deviation of the noise per unit of sensitivity.
+      label: As in `dpx.noise.release`.
 
     Returns:
       int64, like `exact`.
@@ -172,12 +199,51 @@ def release_whole(
     noisy = np.zeros(flat.shape, np.int64)
     for start in range(0, len(flat), _CHUNK):
         noisy[start : start + _CHUNK] = draw(flat[start : start + _CHUNK])
-    about = {"label": label, "norm": 2, "axis": axis, "parts": 1}
+    about = {"label": label, "norm": 2, "axis": None, "parts": 1}
     with wide_sums():
         leaves = [jnp.asarray(exact)], [jnp.asarray(float(sensitivity))]
         seen = [jnp.asarray(noisy.reshape(exact.shape))]
         seen = _watch.at_release(about, no_key, *leaves, seen, noise_multiplier)
         return np.asarray(seen[0])
+
+
+def release_integers(
+    key: jax.Array | None,
+    exact: np.ndarray,
+    *,
+    sensitivity: float,
+    unit: float,
+    noise_multiplier: float,
+    label: str,
+) -> Any:
+    """Releases an exact sum of integers that count multiples of `unit`.
+
+    Guarantee: that of a Gaussian mechanism with this noise multiplier, if `exact` differs between neighbours
+    by a vector of l2 norm at most `sensitivity`. Without a key the arithmetic is exact (module docstring).
+    With a key `dpx.noise.release` adds the noise in floating point, to which integers above 2⁵³ are rounded.
+
+    Args:
+      key: A secret key that is used for this release alone; None for noise from OpenDP.
+      exact: int64, of any shape.
+      sensitivity: The bound, in the units of `exact`.
+      unit: The worth of one of these units.
+      noise_multiplier: The standard deviation of the noise per unit of sensitivity.
+      label: What is released; the same in every run.
+
+    Returns:
+      64-bit floats like `exact`, in JAX's default type where the key is traced.
+
+    Raises:
+      ValueError: for a result that is not finite.
+      ImportError: without a key and without OpenDP.
+    """
+    about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
+    # In 64 bits: their product in 16 could be less than the two of them.
+    sensitivity = check_positive(sensitivity, f"{label}: sensitivity", zero=True)
+    unit = check_positive(unit, f"{label}: unit")
+    if key is None:
+        return release_whole(exact, sensitivity=sensitivity, **about) * unit
+    return release(key, exact * unit, sensitivity=sensitivity * unit, **about)
 
 
 def _opendp() -> Any:

@@ -34,13 +34,14 @@ _MOST = 2**36  # words of a place, after which the cipher's counter of 32 bits w
 
 
 class Stream:
-    """Random words at places, each of which is a few whole numbers in [0, 2³²) and has words of its own.
+    """A source of random words, which has words of its own for each place.
 
-    What is drawn at a place follows from the secret and the place alone. Each place serves for one thing.
+    A place is up to three whole numbers in [0, 2³²). Its words follow from it and from the secret alone. Draw
+    one thing at each place.
     """
 
     def __init__(self, secret: bytes):
-        """Of a secret of 32 bytes.
+        """A stream that follows from a secret of 32 bytes.
 
         Raises:
           ImportError: without the library `cryptography`.
@@ -50,35 +51,35 @@ class Stream:
         self.secret = check_secret(secret)
 
     def shown(self, count: int) -> tuple[int, ...]:
-        """So many words by which a replay knows the stream; they tell nothing of what it draws."""
+        """Words by which a replay recognises the stream; they tell nothing of what it draws."""
         named = hashlib.blake2b(b"shown", key=self.secret, digest_size=4 * count).digest()
         return struct.unpack(f"<{count}I", named)
 
     def words(self, count: int, *place: int) -> np.ndarray:
-        """(count,) uint32: how the keystream begins whose nonce is the place, up to three numbers."""
+        """(count,) uint32: the first words of the keystream whose nonce is the place."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         if count > _MOST:
             raise ValueError(f"count={count} must be at most {_MOST}: draw at several places")
         nonce = struct.pack("<4I", 0, *place, *(0,) * (3 - len(place)))
         cipher = Cipher(algorithms.ChaCha20(self.secret, nonce), mode=None).encryptor()
-        found = np.empty(count, "<u4")
-        left: Any = found.view(np.uint8)
+        words = np.empty(count, "<u4")
+        left: Any = words.view(np.uint8)
         for start in range(0, len(left), _CHUNK):
             part: Any = left[start : start + _CHUNK]
             cipher.update_into(_ZEROS[: len(part)], part)
-        return found
+        return words
 
     def at(self, *place: int) -> "Place":
-        """What draws as a NumPy generator does, once."""
+        """A generator for one draw at a place, with methods of NumPy's."""
         return Place(self, place)
 
     def bits(
         self, step: int, shapes: Shapes, put: Callable[[np.ndarray], Any] = jnp.asarray
     ) -> Bits:
-        """The words of the noise of a step, for arrays of these shapes, 8.5 bytes for each of their entries.
+        """The words of a step's noise, for arrays of these shapes: 8.5 bytes for each of their entries.
 
-        They are made for one large array after another, and `put` takes each to where its noise is added.
+        They are made for one group of arrays after another, and `put` takes them to where noise is added.
         """
         words, further = [], []
         for group, (own, columns) in enumerate(word_shapes(shapes)):
@@ -93,7 +94,7 @@ class Stream:
 
 
 class Place(NamedTuple):
-    """A place of a stream, with the two methods of a NumPy generator that samples are drawn by."""
+    """A place of a stream, with the two methods of a NumPy generator that draw samples."""
 
     stream: Stream
     place: tuple[int, ...]
@@ -103,7 +104,7 @@ class Place(NamedTuple):
         return (self._wide(size) >> np.uint64(11)) * 2.0**-53
 
     def integers(self, high: int, *, size: int) -> np.ndarray:
-        """(size,) whole numbers in [0, high), each within high·2⁻⁶⁴ of itself as likely as the others."""
+        """(size,) whole numbers in [0, high), equally likely within a share of high·2⁻⁶⁴."""
         return (self._wide(size) % np.uint64(high)).astype(np.int64)
 
     def _wide(self, size: int) -> np.ndarray:
@@ -111,7 +112,7 @@ class Place(NamedTuple):
 
 
 def check_secret(secret: bytes) -> bytes:
-    """Returns a secret of the right length."""
+    """Returns the secret; raises ValueError for another length than 32 bytes."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(
             f"secret has {len(secret)} bytes, which must be {SECRET_BYTES}: use os.urandom({SECRET_BYTES})"

@@ -1,10 +1,10 @@
-"""What draws need so that their tails have no end: further random words, and quantiles far out.
+"""Tails of draws that have no end: further random words, and quantiles far out.
 
-An output that one neighbour can reach and the other cannot, because its draws end before, counts towards δ
-whatever ε is. At noise multiplier m a normal sampler that ends at r standard deviations adds Φ(1/m − r) to δ,
-which is more than all of δ where ε is large. A uniform number of b bits ends at r ≈ √(2b·log 2), 5.4 for a
-float32. So further bits are drawn for as long as all before them are zero, and probabilities are kept as
-logarithms where they would underflow: nothing is cut off at any ε.
+An output that only one of two neighbours can reach, because the draws of the other end before it, counts
+towards δ whatever ε is. At noise multiplier m a normal sampler that ends at r standard deviations adds
+Φ(1/m − r) to δ, which is more than all of δ where ε is large. A uniform number of b bits ends at
+r ≈ √(2b·log 2), 5.4 for a float32. So further bits are drawn for as long as all before them are zero, and
+probabilities are kept as logarithms where they would underflow: nothing is cut off at any ε.
 """
 
 import math
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 
 def fill(key: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws words that are zero again until none is, and counts how often."""
+    """Draws words of zero again until none is left; returns the words, and how often each was drawn anew."""
 
     def draw(state):
         key, last, empty = state
@@ -38,5 +38,5 @@ def far_quantile(exponent: jax.Array) -> jax.Array:
         rest = exponent - jnp.log(x) - 0.5 * math.log(2 * math.pi) + jnp.log1p(-series)
         return jnp.sqrt(2 * rest)
 
-    # A loop, because programs are compiled that never get here.
+    # A loop, which is quick to compile: most programs never get here.
     return jax.lax.fori_loop(0, 8, contract, jnp.sqrt(2 * exponent))

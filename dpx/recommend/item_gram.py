@@ -102,7 +102,6 @@ def fit(
         guarantee=popularity.guarantee(
             epsilon,
             delta,
-            multiplier,
             f"noisy popularity, and the Gram matrix of {len(items)} items with noise of std "
             f"{release.noise_std:.6g}",
         ),

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import dp_accounting
 import jax
 import numpy as np
 
@@ -205,24 +204,20 @@ def leading(
     )
 
 
-def guarantee(
-    epsilon: float, delta: float, noise_multiplier: float, mechanism: str
-) -> privacy.PrivacyGuarantee:
+def guarantee(epsilon: float, delta: float, mechanism: str) -> privacy.PrivacyGuarantee:
     """The guarantee of a popularity (`leading`) and the rest of a release together, for a user's history.
 
     Args:
-      epsilon, delta: The budget, for which one Gaussian mechanism has that noise multiplier.
-      noise_multiplier: The m of `leading`.
+      epsilon, delta: The budget, which one Gaussian mechanism spends with the noise multiplier of `leading`.
       mechanism: What was released, in words.
     """
-    return privacy.PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
+    return privacy.gaussian_guarantee(
+        epsilon,
+        delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit="user",
         mechanism=mechanism,
         assumptions=("the catalogue of items is public", "the number of users is public"),
-        event=dp_accounting.GaussianDpEvent(noise_multiplier),
     )
 
 

@@ -168,7 +168,6 @@ def fit(
         guarantee=popularity.guarantee(
             epsilon,
             delta,
-            multiplier,
             f"noisy popularity, and transitions between {len(leading.items)} items in {rounds} round(s) "
             f"with noise multiplier {std:.6g} each",
         ),

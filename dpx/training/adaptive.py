@@ -1,9 +1,9 @@
 """A clipping norm that follows a quantile of the gradients' norms, and pays for it (arXiv:1905.03871).
 
 At each step the released sum has one more entry: how many records of the batch have a gradient within the
-clipping norm C. The noisy share s of them moves C for the next step, C·exp(−η·(s − γ)), to where a share γ of
-the gradients is within it (Andrew, Thakkar, McMahan and Ramaswamy, 2021). What C becomes follows from what
-was released, and costs nothing more.
+clipping norm C. The noisy share s of these records moves C to C·exp(−η·(s − γ)) for the next step, so that a
+share γ of the gradients comes to lie within it (Andrew, Thakkar, McMahan and Ramaswamy, 2021). The next C
+follows from what was released, and costs nothing more.
 
 Noise. A record counts as ½ or −½, so that it moves the count by ½ when it comes or goes. Gradients in units
 of C with noise z_Δ and the count with noise σ_b are one Gaussian mechanism of noise multiplier z, for
@@ -28,13 +28,17 @@ from dpx.clipping.groups import BOUNDS
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipNorm:
-    """What `dpx.training.fit` takes for `l2_clip_norm` so that it follows the gradients.
+    """A clipping norm that follows a quantile of the gradients' norms: an `l2_clip_norm` of `fit`.
 
     Attributes:
       start: The clipping norm of the first step.
-      quantile: γ, the share of the gradients that are to be within it.
-      learning_rate: η, how far the logarithm of the norm moves in a step at most.
-      count_noise: σ_b, the noise of the count; None for a twentieth of the expected batch size.
+      quantile: γ, the share of the gradients that are to be within the norm.
+      learning_rate: η, the largest move of the norm's logarithm in a step.
+      count_noise: σ_b, the standard deviation of the count's noise; None for a twentieth of the expected
+        batch size.
+
+    Raises:
+      ValueError: for a value out of range.
     """
 
     start: float = 1.0
@@ -58,10 +62,10 @@ class AdaptiveClipNorm:
             )
 
     def noise(self, noise_multiplier: float, batch_size: float) -> tuple[float, float]:
-        """(z_Δ, σ_b) of a step that costs what a Gaussian mechanism with that multiplier costs.
+        """The noise (z_Δ, σ_b) of a step that costs as much as a Gaussian mechanism with that multiplier.
 
         Raises:
-          ValueError: where the count alone would cost more.
+          ValueError: for a σ_b with which the count alone costs more.
         """
         count = batch_size / 20 if self.count_noise is None else self.count_noise
         share = noise_multiplier / (2 * count)
@@ -79,28 +83,26 @@ class AdaptiveClipState(NamedTuple):
     clip: jax.Array
 
 
-def ratio(clip: AdaptiveClipNorm, noise_multiplier: float, batch_size: float) -> float:
-    """z_Δ / σ_b, by which the count is multiplied, so that one isotropic noise serves both."""
-    gradients, count = clip.noise(noise_multiplier, batch_size)
-    return gradients / count
-
-
 def clips(ratio: float) -> tuple[float, float]:
-    """How far a record moves the gradients, in units of the clipping norm, and the multiplied count.
+    """The sensitivities of the gradients, in units of the clipping norm, and of the count times a ratio.
 
-    Together it is √(1 + ratio²/4), and the noise z times that: z_Δ.
+    The ratio is z_Δ / σ_b, with which one isotropic noise serves both. Their joint sensitivity is
+    √(1 + ratio²/4), and z times this is z_Δ.
     """
     return 1.0, ratio / 2
 
 
 def counted(norms: jax.Array, real: jax.Array, ratio: float) -> jax.Array:
-    """The count of a batch whose norms are in units of the clipping norm, as it enters the sum."""
+    """The multiplied count of a batch, as it enters the sum. Norms are in units of the clipping norm."""
     counts = jnp.where(real, jnp.where(norms <= 1, 0.5, -0.5), 0)
     return ratio * counts.sum(dtype=jnp.float32)  # the type of the norm, also where 64 bits are on
 
 
 def follow(clip: AdaptiveClipNorm, ratio: float) -> optax.GradientTransformation:
-    """Takes (gradients in units of the clipping norm, count), noisy means both, and moves the norm."""
+    """A transformation that multiplies gradients by the clipping norm, and moves the norm by the count.
+
+    It takes a pair of noisy means: the gradients in units of the norm, and the multiplied count.
+    """
     limits = (max(BOUNDS[0], 1e-6 * clip.start), min(BOUNDS[1], 1e6 * clip.start))
 
     def init(params: Any) -> AdaptiveClipState:
@@ -118,17 +120,8 @@ def follow(clip: AdaptiveClipNorm, ratio: float) -> optax.GradientTransformation
     return optax.GradientTransformation(init, update)
 
 
-def described(clip: AdaptiveClipNorm, noise_multiplier: float, batch_size: float) -> str:
-    """For the guarantee."""
-    gradients, count = clip.noise(noise_multiplier, batch_size)
-    return (
-        f", of which a count of the records within the clipping norm takes a part (noise {count:.4g}; the "
-        f"gradients have {gradients:.6g})"
-    )
-
-
 def norms(l2_clip_norm: Any) -> list[float | None]:
-    """What a training that goes on has to find unchanged."""
+    """The numbers of a clipping norm, which a training that goes on has to find unchanged."""
     if isinstance(l2_clip_norm, AdaptiveClipNorm):
         return [None if x is None else float(x) for x in dataclasses.astuple(l2_clip_norm)]
     return [float(clip) for clip in jax.tree.leaves(l2_clip_norm)]

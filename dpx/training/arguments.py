@@ -1,7 +1,6 @@
-"""What `fit` may be given, checked before its folder is touched: a refused call leaves no trace there."""
+"""Checks of the arguments of `fit`, before its folder is touched: a refused call leaves no trace there."""
 
 import math
-import re
 from typing import Any
 
 import jax
@@ -14,8 +13,6 @@ from dpx.training import adaptive
 from dpx.training.sampling import NAMES, Allocation, Poisson, Sampling
 from dpx.training.transformation import PrivatizeState
 
-_PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
-
 
 def check_flag(value: Any, name: str) -> bool:
     """Returns the value as a bool; raises ValueError unless it is one, of Python or of NumPy."""
@@ -24,17 +21,8 @@ def check_flag(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def check_label(label: Any) -> None:
-    """Raises ValueError for what cannot name a folder in `checkpoints`."""
-    if not isinstance(label, str) or not _PLAIN.fullmatch(label):
-        raise ValueError(
-            f"label={label!r} must be a plain name, of which a folder is named: use letters, digits, spaces "
-            "and _ . + = -"
-        )
-
-
 def check_assumptions(assumptions: Any) -> tuple[str, ...]:
-    """Returns the sentences as a tuple; raises ValueError for a single string, or what is none."""
+    """Returns the sentences as a tuple; raises ValueError for a single string or anything else."""
     if not isinstance(assumptions, (tuple, list)) or not all(
         isinstance(sentence, str) for sentence in assumptions
     ):
@@ -65,7 +53,7 @@ def check_sampling(sampling: Any, batch_size: float) -> Sampling | None:
 def check_bands(
     noise: Any, bands: Any, steps: int, most: float, l2_clip_norm: Any, sampling: Sampling | None
 ) -> int:
-    """b, 1 for independent noise; raises ValueError for what banded noise cannot be combined with."""
+    """Returns the number of bands, 1 for independent noise; raises ValueError for what excludes bands."""
     _validate.check_choice(noise, "noise", ("independent", "banded"))
     if noise == "independent":
         if bands is not None:
@@ -91,7 +79,7 @@ def check_bands(
     return bands
 
 
-# States of transformations that add noise of their own, or work on other things than one gradient.
+# The states of transformations that add noise of their own, or need more than one gradient.
 _UNFIT = {
     PrivatizeState: "adds noise of its own: leave dpx.privatize out, since fit adds the noise",
     optax.contrib.DifferentiallyPrivateAggregateState: "clips and adds noise by itself: give the optimizer "
@@ -104,7 +92,7 @@ def check_optimizer(optimizer: Any, params: Any, gradients: Any) -> None:
     """Raises ValueError for what is no Optax optimizer, or needs more than noisy gradients and parameters.
 
     Args:
-      optimizer: What should be one.
+      optimizer: The argument, which may be anything.
       params, gradients: Trees of arrays, or of their shapes and types; nothing is computed.
     """
     if not isinstance(optimizer, optax.GradientTransformation):
@@ -117,8 +105,7 @@ def check_optimizer(optimizer: Any, params: Any, gradients: Any) -> None:
         raise ValueError(f"optimizer={shown} must be an Optax optimizer: {remedy}")
     try:
         state = jax.eval_shape(optimizer.init, gradients)
-        parts = jax.tree.leaves(state, is_leaf=lambda part: type(part) in _UNFIT)
-        for part in parts:
+        for part in jax.tree.leaves(state, is_leaf=lambda part: type(part) in _UNFIT):
             if type(part) in _UNFIT:
                 raise ValueError(f"optimizer {_UNFIT[type(part)]}")
 
@@ -139,12 +126,12 @@ def check_optimizer(optimizer: Any, params: Any, gradients: Any) -> None:
 
 
 def of_one_example(params: tuple, examples: tuple, record_key: bool) -> list[Any]:
-    """The shapes and types of what the loss of one example is called with.
+    """The shapes and types of the arguments of a loss of one example.
 
     Args:
-      params: Trees of arrays, which the loss takes first.
+      params: Trees of arrays, which are its first arguments.
       examples: Trees of arrays with one row per example.
-      record_key: Whether the loss takes a key, last.
+      record_key: Whether a key is its last argument.
     """
 
     def abstract(x: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:

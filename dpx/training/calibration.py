@@ -19,17 +19,18 @@ _ROUNDED = (
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
-    """What makes a training run private; absent from a run that is not.
+    """How a training is made private, and what that costs. A training without privacy has None.
 
     Attributes:
       l2_clip_norm: The clipping norm, a tree of them, or an `AdaptiveClipNorm`.
-      normalize: Whether gradients are scaled to the clipping norm, and not only those above it.
-      noise_multiplier: Standard deviation of the noise over the clipping norm; with an adaptive norm over the
-        joint sensitivity of gradients and count.
-      spent: ε after that many steps, what is paid for beside them included.
-      alone: The guarantee of all steps, without what is paid for beside them.
-      count_ratio: What a count is multiplied by beside the gradients; None without an adaptive norm.
-      coefficients: Of banded noise; one for independent noise.
+      normalize: Whether all gradients are scaled to the clipping norm, and not only those above it.
+      noise_multiplier: The standard deviation of the noise over the clipping norm; with an adaptive norm over
+        the joint sensitivity of gradients and count.
+      spent: A function of the number of steps taken: the ε spent by then. It includes the release beside the
+        training that shares the budget, if there is one.
+      alone: The guarantee of all steps, without a release beside them.
+      count_ratio: The factor of the count of an adaptive norm (`adaptive.clips`); None without one.
+      coefficients: The coefficients of banded noise (`dpx.training.correlated`); independent noise has one.
       sampling: How batches are drawn.
     """
 
@@ -55,7 +56,7 @@ def calibrate(
     accountant: str,
     unit: str,
     assumptions: tuple[str, ...],
-    sampling: Sampling = Poisson(),  # noqa: B008
+    sampling: Sampling | None = Poisson(),  # noqa: B008
     bands: int = 1,
     beside: PrivacyGuarantee | None = None,
     beside_label: str = "prior release",
@@ -64,48 +65,54 @@ def calibrate(
 
     Args:
       epsilon, delta: The budget.
-      num_examples: Number of records.
+      num_examples: The number of records.
       batch_size: The expected batch size.
-      steps: Number of steps.
-      l2_clip_norm, normalize: See `Privacy`.
+      steps: The number of steps.
+      l2_clip_norm, normalize: As in `Privacy`.
       accountant: "pld" or "rdp".
-      unit: What a record is.
+      unit: What a record is called.
       assumptions: What the guarantee rests on.
-      sampling: How batches are drawn.
+      sampling: How batches are drawn; None for the way that needs less noise (`quieter`).
       bands: b of banded noise; one for independent noise.
-      beside: A Gaussian release that is paid from the same budget.
-      beside_label: What that release is.
+      beside: The guarantee of a Gaussian release beside the training, which shares the budget.
+      beside_label: What that release is called.
 
     Returns:
-      What `dpx.training.loop.train` needs, and the guarantee of the run and that release together.
+      The argument `privacy` of `dpx.training.loop.train`, and the guarantee of the training and that release
+      together.
     """
     # A block of b steps is one mechanism, on a sample of one of b groups.
-    probability = bands * batch_size / public_size(num_examples)
-    settings: dict[str, Any] = {"sampling_probability": probability, "accountant": accountant}
-    settings |= sampling.accounted(public_size(num_examples))
+    records, blocks = public_size(num_examples), math.ceil(steps / bands)
+    settings: dict[str, Any] = {"accountant": accountant}
+    settings["sampling_probability"] = bands * batch_size / records
     event = None if beside is None else beside.event
     assumptions = (*assumptions, _ROUNDED)
-    blocks = math.ceil(steps / bands)
-    multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=blocks, beside=event, **settings)
+
+    def needed(sampling: Sampling) -> float:
+        about = settings | sampling.accounted(records)
+        return privacy.calibrate_dpsgd(epsilon, delta, steps=blocks, beside=event, **about)
+
+    if sampling is None:  # banded noise and Rényi accounting know Poisson sampling alone
+        sampling = Poisson() if bands > 1 or accountant != "pld" else quieter(needed)
+    multiplier = needed(sampling)
+    settings |= sampling.accounted(records)
 
     counts, ratio = "", None
     if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
-        ratio = adaptive.ratio(l2_clip_norm, multiplier, batch_size)
-        counts = adaptive.described(l2_clip_norm, multiplier, batch_size)
+        gradients, count = l2_clip_norm.noise(multiplier, batch_size)
+        ratio = gradients / count
+        counts = (
+            ", of which a count of the records within the clipping norm takes a part (noise "
+            f"{count:.4g}; the gradients have {gradients:.6g})"
+        )
 
     if bands > 1:
         counts = f", for each {bands} of {steps} steps together, whose noise is banded"
 
     def alone(steps: int) -> PrivacyGuarantee:
-        found = privacy.dpsgd_guarantee(
-            multiplier,
-            delta,
-            steps=math.ceil(steps / bands),
-            unit=unit,
-            assumptions=assumptions,
-            **settings,
-        )
-        return dataclasses.replace(found, mechanism=found.mechanism + counts)
+        blocks, about = math.ceil(steps / bands), {"unit": unit, "assumptions": assumptions}
+        plain = privacy.dpsgd_guarantee(multiplier, delta, steps=blocks, **about, **settings)
+        return dataclasses.replace(plain, mechanism=plain.mechanism + counts)
 
     def guarantee(steps: int) -> PrivacyGuarantee:
         if beside is None:
@@ -113,7 +120,7 @@ def calibrate(
         ledger = Ledger().spend(beside, beside_label)
         return ledger.spend(alone(steps), "DP-SGD").guarantee(delta)
 
-    found = Privacy(
+    calibrated = Privacy(
         l2_clip_norm=l2_clip_norm,
         normalize=normalize,
         noise_multiplier=multiplier,
@@ -123,71 +130,43 @@ def calibrate(
         coefficients=correlated.coefficients(steps, bands),
         sampling=sampling,
     )
-    return found, guarantee(steps)
+    return calibrated, guarantee(steps)
 
 
-def quieter(
-    *,
-    epsilon: float,
-    delta: float,
-    num_examples: int,
-    batch_size: float,
-    steps: int,
-    accountant: str = "pld",
-    bands: int = 1,
-    beside: PrivacyGuarantee | None = None,
-) -> Sampling:
-    """The sampling that needs less noise: random allocation unless Poisson sampling needs no more.
+def quieter(noise_multiplier: Callable[[Sampling], float]) -> Sampling:
+    """The sampling that needs less noise: random allocation, unless Poisson sampling needs no more.
 
-    Banded noise and Rényi accounting know Poisson sampling alone. For the arguments see `calibrate`.
+    `noise_multiplier` is a function of a sampling: the noise multiplier that it needs.
     """
-    if bands > 1 or accountant != "pld":
-        return Poisson()
-    records = public_size(num_examples)
-
-    def noise(sampling: Sampling) -> float:
-        return privacy.calibrate_dpsgd(
-            epsilon,
-            delta,
-            sampling_probability=batch_size / records,
-            steps=steps,
-            beside=None if beside is None else beside.event,
-            **sampling.accounted(records),
-        )
-
-    return min(Poisson(), Allocation(), key=noise)
+    return min(Poisson(), Allocation(), key=noise_multiplier)
 
 
 def check_priced(
-    found: Privacy | None,
-    sampling_probability: float,
-    steps: int,
-    num_examples: int,
+    training: Privacy | None, sampling_probability: float, steps: int, num_examples: int
 ) -> None:
-    """Raises ValueError where a training would do something else than its guarantee is about."""
-    if found is None or found.alone is None:
+    """Raises ValueError where the records, batches or steps of a training are not those of its guarantee."""
+    if training is None or training.alone is None:
         return
-    blocks = math.ceil(steps / len(found.coefficients))
     event = privacy.dpsgd_event(
-        found.noise_multiplier,
+        training.noise_multiplier,
         sampling_probability=sampling_probability,
-        steps=blocks,
-        **found.sampling.accounted(num_examples),
+        steps=math.ceil(steps / len(training.coefficients)),
+        **training.sampling.accounted(num_examples),
     )
-    if found.alone.event != event:
+    if training.alone.event != event:
         raise ValueError(
-            f"the guarantee is that of {found.alone.event}, and the training would be {event}: calibrate for "
-            "the records, the batch size and the steps that it has"
+            f"the guarantee is that of {training.alone.event}, and the training would be {event}: calibrate "
+            "for the records, the batch size and the steps that it has"
         )
 
 
 def public_size(count: int) -> int:
-    """The number of records, which every guarantee here assumes to be public."""
+    """Returns the number of records, which every guarantee here assumes to be public."""
     return _watch.public(count, "the number of records")
 
 
 def warn_about_delta(delta: float, num_records: int, units: str = "records") -> None:
-    """Warns where δ allows a record, or what else is the unit, to be published outright."""
+    """Warns of a δ above one over the number of units, with which one of them may be published outright."""
     if delta > 1 / num_records:
         warnings.warn(
             f"delta={delta:g} exceeds 1/{num_records}, one over the number of {units}: "

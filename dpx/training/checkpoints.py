@@ -17,9 +17,9 @@ from dpx.training.layout import whole
 class Checkpoints:
     """Orbax checkpoints of a private run, without the noise key, each with a digest of its arrays.
 
-    Several processes share the folder: each writes the parts of the arrays that it holds.
-    A run keeps its keys until it has finished, so without its checkpoints it goes through the same steps,
-    with the same noise, from the start. The last one of a training that has `finished` is all that it left.
+    Several processes share the folder, and each writes the parts of the arrays that it holds. A run keeps its
+    keys until it has finished: where its checkpoints are lost, it repeats the same steps with the same noise.
+    A training that has `finished` has no keys, and its last checkpoint is its only result.
     """
 
     def __init__(self, folder: Path, finished: bool = False):
@@ -58,14 +58,14 @@ class Checkpoints:
             state=ocp.args.StandardRestore(template), digest=ocp.args.JsonRestore()
         )
         with self._naming("be read", self._remedy):
-            found = self._manager.restore(step, args=arguments)
-            if found["digest"] != _digest(found["state"]):
+            saved = self._manager.restore(step, args=arguments)
+            if saved["digest"] != _digest(saved["state"]):
                 raise ValueError("its arrays are not those that were written")
-        params, (noise, *rest) = found["state"]
+        params, (noise, *rest) = saved["state"]
         return step, (params, (state[1][0]._replace(count=noise), *rest))
 
     def close(self) -> None:
-        """Waits for what is written in the background, where what goes wrong becomes known."""
+        """Waits for what is written in the background, and raises its errors."""
         with self._naming("be written", "make room, and repeat the command"):
             self._manager.close()
 
@@ -73,30 +73,28 @@ class Checkpoints:
     def _naming(self, what: str, remedy: str):
         try:
             yield
-        except (
-            Exception
-        ) as error:  # Orbax and TensorStore raise many types for files they cannot use
+        except Exception as error:  # Orbax and TensorStore raise many types
             raise storage.StorageError(
                 f"{self._folder} cannot {what} ({type(error).__name__}): {remedy}"
             ) from error
 
 
 def without_key(state):
-    """(parameters, optimizer's state) with the count of the noise in place of its key and count."""
+    """The pair (parameters, optimizer's state), with the count of the noise in place of its key and count."""
     params, (noise, *rest) = state
     return params, (noise.count, *rest)
 
 
 def _digest(state) -> dict[str, str]:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
-        found.update(np.ascontiguousarray(whole(leaf)).reshape(-1).view(np.uint8).data)
-    return {"sha256": found.hexdigest()}
+        digest.update(np.ascontiguousarray(whole(leaf)).reshape(-1).view(np.uint8).data)
+    return {"sha256": digest.hexdigest()}
 
 
 def save_model(workdir: Path, model: Any) -> None:
-    """Saves a private model's arrays in a run's folder; each of several processes has them whole."""
-    if _processes.several():  # of which Orbax takes no arrays that lie on one device
+    """Saves the arrays of a private model, which each process has whole, in a run's folder."""
+    if _processes.several():  # Orbax then refuses arrays that lie on one device
         model = jax.tree.map(np.asarray, model)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(workdir.absolute() / "model", model, force=True)
@@ -104,21 +102,15 @@ def save_model(workdir: Path, model: Any) -> None:
 
 def copy_model(source: Path, target: Path) -> None:
     """Saves the model of one run's folder anew in another one: Orbax notes when a model was saved first."""
-    folder = source.absolute() / "model"
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            model = checkpointer.restore(folder)
-    except Exception as error:
-        raise storage.damaged(folder) from error
-    save_model(target, model)
+    save_model(target, load_model(source, None))
 
 
 def load_model(workdir: Path, template: Any) -> Any:
-    """What `save_model` saved, in the shapes and structure of `template`."""
+    """The model that `save_model` saved, in the shapes and the structure of `template`, if that is given."""
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
     folder = workdir.absolute() / "model"
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             return checkpointer.restore(folder, shapes)
-    except Exception as error:  # Orbax and TensorStore raise many types for files they cannot use
+    except Exception as error:  # Orbax and TensorStore raise many types
         raise storage.damaged(folder) from error

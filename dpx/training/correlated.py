@@ -33,11 +33,11 @@ from dpx.training.transformation import drawn_from
 
 
 class BandedState(NamedTuple):
-    """State of `banded`: keep it out of checkpoints and logs, all but the count.
+    """The state of `banded`. Keep all of it but the count out of checkpoints and logs.
 
     Attributes:
-      key: The noise of step t is drawn from fold_in(key, t), or from words given to it.
-      count: Of steps.
+      key: The noise of step t is drawn from fold_in(key, t); None where words are given to each step.
+      count: The number of steps so far.
       left: x − x̂ of the last b − 1 steps, the last one first: trees like the parameters with a leading axis.
     """
 
@@ -47,7 +47,9 @@ class BandedState(NamedTuple):
 
 
 def coefficients(steps: int, bands: int) -> tuple[float, ...]:
-    """c of norm 1, the best for the mean squared error of the sums of the first t gradients over all t.
+    """The coefficients c, of norm 1, with the least error of the sums of the first t gradients.
+
+    The error is the mean square over all t.
 
     Raises:
       ImportError: without jax-privacy, which optimises them.
@@ -60,8 +62,8 @@ def coefficients(steps: int, bands: int) -> tuple[float, ...]:
         raise ImportError(
             'noise="banded" needs jax-privacy: in the clone of dpx, pip install -e ".[correlated]"'
         ) from None
-    found = np.asarray(toeplitz.optimize_banded_toeplitz(steps, bands), np.float64)
-    return tuple((found / np.linalg.norm(found)).tolist())
+    best = np.asarray(toeplitz.optimize_banded_toeplitz(steps, bands), np.float64)
+    return tuple((best / np.linalg.norm(best)).tolist())
 
 
 def banded(
@@ -73,7 +75,7 @@ def banded(
     key: jax.Array | None,
     label: str = "gradients",
 ) -> optax.GradientTransformation:
-    """Turns sums of clipped gradients into private estimates of means: `dpx.privatize` with other noise.
+    """Turns sums of clipped gradients into private estimates of means: `dpx.privatize` with banded noise.
 
     Guarantee: that of ⌈steps / b⌉ Gaussian mechanisms with that noise multiplier on Poisson samples of
     probability b·B/N, if the examples of step t are such a sample of group t mod b (module docstring).

@@ -1,4 +1,4 @@
-"""Records as users hold them, as a tree of arrays with one row a record."""
+"""Reads records, as users of the library hold them, into a tree of arrays with one row a record."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ _INFERRED = (
 
 
 def inferred_types(data: Any) -> tuple[str, ...]:
-    """What a guarantee assumes where one record may change the type of all: a sentence, or nothing.
+    """The assumption of a guarantee where one record may change the type of all; none for plain arrays.
 
-    One missing value makes a column of integers one of floats, which are rounded to 32 bits.
+    In pandas, one missing value makes a column of integers one of floats, which are rounded to 32 bits.
     """
     leaves = jax.tree.leaves(data, is_leaf=lambda x: isinstance(x, list))
     known = np.ndarray | jax.Array | list  # a list holds numbers of one type
@@ -44,18 +44,18 @@ def as_examples(data: Any) -> tuple[tuple, int]:
         raise ValueError(
             "data holds no array: pass one row a record, as in fit(loss, params, (x, y))"
         )
-    found = {}
+    arrays = {}
     for path, leaf in leaves:
         # Of data that are no tuple, the first step of the path is not the user's.
         name = "data" + jax.tree_util.keystr(path if arguments is data else path[1:])
-        found[name] = _array(leaf, name)
-    sizes = {name: len(array) for name, array in found.items()}
+        arrays[name] = _array(leaf, name)
+    sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"data has {sizes} rows: every array must have one row a record")
     rows = next(iter(sizes.values()))
     if rows == 0:
         raise ValueError("data has no rows: pass at least one record")
-    return jax.tree.unflatten(structure, list(found.values())), rows
+    return jax.tree.unflatten(structure, list(arrays.values())), rows
 
 
 def _array(leaf: Any, name: str) -> Any:
@@ -76,14 +76,14 @@ def _array(leaf: Any, name: str) -> Any:
 
 
 def _types(value: Any) -> set[np.dtype]:
-    """Those of the numbers in a list, and in lists and arrays within it."""
+    """The types of the numbers in a list, and in the lists and arrays within it."""
     if isinstance(value, list | tuple):
         return set().union(*map(_types, value))
     return {np.dtype(getattr(value, "dtype", type(value)))}
 
 
 def _check_held(array: np.ndarray, name: str) -> None:
-    """Raises ValueError for integers that JAX's types do not hold: of these it would keep the low bits."""
+    """Raises ValueError for integers that JAX's types do not hold, of which it would keep the low bits."""
     held = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind not in "iu" or held == array.dtype or not array.size:
         return

@@ -25,6 +25,7 @@ from dpx.training import (
     planning,
     precision,
     programs,
+    purposes,
     trackers,
 )
 from dpx.training import keys as secrets
@@ -36,13 +37,13 @@ from dpx.training.sampling import Poisson, Sampling
 
 
 class Trained(NamedTuple):
-    """What `fit` returns.
+    """A trained model, and the guarantee of its parameters.
 
     Attributes:
-      params: The trained parameters, of the type that `fit` was given, which may be shared.
-      guarantee: Of `params`.
+      params: The trained parameters, of the type that `fit` was given. They may be shared.
+      guarantee: The guarantee of `params`.
       history: A `dpx.training.Record` for each step that was reported: step, loss, ε spent, evaluation. Its
-        losses and evaluations are computed on private data and are not covered by the guarantee.
+        losses and evaluations are computed on private data, and are not covered by the guarantee.
     """
 
     params: Any
@@ -122,31 +123,31 @@ def fit(
         any pytree. They are not changed. Of an NNX module the `nnx.Param`s are trained.
       data: A tree of arrays with a leading axis of N records: NumPy, JAX or pandas, or (nested) lists of
         numbers, all of one type. A tuple is passed to the loss as several arguments, anything else as one.
-        The types of pandas follow from all records, which the guarantee then lists as an assumption: give
-        arrays of a type that you chose.
+        pandas infers types from all records, which the guarantee then lists as an assumption: give arrays of
+        a type that you chose.
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
-      steps: Number of steps.
-      epochs: In place of `batch_size`, of `steps`, or of both: how often each of N is used, in the mean.
-        What is missing is that of `dpx.training.plan`, which looks at public numbers alone. A line on stderr
-        says what was taken (`progress`), and so does the guarantee.
+      steps: The number of steps.
+      epochs: How often each record is used, in the mean, given in place of `batch_size`, of `steps` or of
+        both. `dpx.training.plan` then chooses the rest by public numbers alone. A line on stderr says what
+        was chosen (`progress`), and so does the guarantee.
       optimizer: An Optax optimizer, which sees the noisy mean gradients and the parameters, and no losses.
         None for Adam with a learning rate that is found meanwhile (`dpx.training.planning.untuned`).
       l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it; or a
         `dpx.training.AdaptiveClipNorm`, which follows a quantile of the norms at a small part of the budget.
         None scales every gradient to norm 1, as `normalize` does.
       key: A JAX key, such as `dpx.secret_key()`, or a run's `dpx.training.Keys`. Nobody who sees the result
-        may know it. Noise, dropout and sampling follow from it and from `label`, so that trainings may share
-        it whose labels differ. Two of one label would draw the same noise, which cancels: `Keys` refuse the
-        second, unless it repeats the first in a `workdir`; a JAX key does not remember what it served for,
-        and a second use in one process is a warning, as is a key that can be guessed, `jax.random.key(0)`.
+        may know it. Noise, dropout and sampling follow from it and from `label`, so that trainings with
+        different labels may share it. Two of one label would draw the same noise, which cancels: `Keys`
+        refuse the second, unless it repeats the first in a `workdir`. A JAX key does not remember its uses:
+        the second in one process is a warning, and so is a key that can be guessed, `jax.random.key(0)`.
         None with `secure`.
-      normalize: Scale every gradient to the clipping norm, and not only those above it.
-      compute_dtype: What the loss computes in, such as "bfloat16", whatever parameters are kept in: it gets
-        parameters and examples cast to it. Their gradients, norms, sums and noise, and the optimizer, are in
-        float32. Inside the loss, cast what needs more, such as logits before a softmax. A model that uses
-        `jax.checkpoint` is then clipped in one pass, which holds more. None casts nothing.
-      microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
+      normalize: Whether every gradient is scaled to the clipping norm, and not only those above it.
+      compute_dtype: The type in which the loss computes, such as "bfloat16": parameters and examples are cast
+        to it. Gradients, norms, sums, noise and the optimizer are in float32. Inside the loss, cast what
+        needs more, such as logits before a softmax. A model that uses `jax.checkpoint` is then clipped in one
+        pass, which takes more memory. None casts nothing.
+      microbatch_size: The number of examples whose gradients are clipped at a time, to bound memory.
       sampling: How batches are drawn. "poisson" takes each record into each batch by itself, with probability
         batch_size / N. "allocation" puts each into one batch of each epoch of N / batch_size steps, chosen at
         random: every record is used in every epoch, which needs less noise where there are few. Neither is a
@@ -155,58 +156,58 @@ def fit(
         is Poisson sampling with banded noise or accountant="rdp". Or a value: `dpx.training.Allocation()`, or
         `dpx.training.Poisson(max_batch_size=...)`, which cuts samples off.
       noise: "independent" from step to step, or "banded": each step takes back a part of the noise of the
-        `bands` − 1 steps before it (`dpx.training.correlated`, extra [correlated]). Then records are in
-        `bands` groups at random, of which each step samples one, and a killed call starts from the beginning.
-      bands: b of banded noise, from 2 to N / batch_size. More correlate more, and sampling protects less.
-      record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
-        the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
-      secure: Samples and noise are drawn from ChaCha20 (`dpx.noise.stream`), under 256 bits of the operating
-        system's randomness, and not from JAX's generator, whose keys have 64. `key` is None then, or `Keys`
-        that have such a secret. The law of the noise is the same (`dpx.noise.lattice`), and so is that of
-        samples. Sums over records are floats still, as `ClippedGrad.rounding` bounds them: releases that are
-        made at once add up integers with their `secure=True`. Dropout masks are JAX's, by a key of 64 bits,
+        `bands` − 1 steps before it (`dpx.training.correlated`, extra [correlated]). Each record is then in
+        one of `bands` groups, at random, of which each step samples one. A killed call starts anew.
+      bands: b of banded noise, from 2 to N / batch_size. With more of them more noise is taken back, and
+        sampling protects less.
+      record_key: Whether the loss takes a key after the example, for dropout. It follows from `key`, the step
+        and the index of the record (`dpx.clipping.record_keys`): no record changes the mask of another.
+      secure: Whether samples and noise are drawn from ChaCha20 (`dpx.noise.stream`), with 256 bits of the
+        operating system's randomness, and not from JAX's generator, whose keys have 64. `key` is then None,
+        or `Keys` that have such a secret. Samples and noise have the same laws (`dpx.noise.lattice`). Sums
+        over records are still in floats, as `ClippedGrad.rounding` bounds them: releases that are made at
+        once add up integers with their `secure=True`. Dropout masks are drawn by JAX, from a key of 64 bits,
         which must stay as unknown as the noise. Noise multipliers below 1/18, at which ε of one step is
-        above 200, are refused: the tail of such noise ends. It needs the extra [secure], and 17 bytes of
-        memory for each parameter that is trained; words are made while the step before computes.
-      users: Whose each record is, where a person has several: (R,) text or whole numbers, in a list, an array
-        or a column, each of which is read by itself (`dpx.data.cells.identifier`). The unit is then the user
+        above 200, are refused, because the tail of such noise ends. It needs the extra [secure], and 17 bytes
+        of memory for each parameter that is trained. Random words are made while the step before computes.
+      users: The user of each record, where a person has several: (R,) text or whole numbers, in a list, an
+        array or a column. Each is read by itself (`dpx.data.cells.identifier`). The unit is then the user
         (`dpx.training.users`), and N, `batch_size` and `microbatch_size` count users. A step samples users,
         draws records of each, and clips the gradient of their mean loss.
       records_per_user: G, how many records of a sampled user a step draws at most, anew in each step,
         uniformly and without replacement. A step computes batch_size · G losses; ε does not depend on it.
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
         function of (path, leaf), or a mask; None for all. The others stay as they are, at no cost.
-      strict: Make errors of what is otherwise a `dpx.clipping.ClippingWarning`, as in `dpx.clipped_grad`.
-      unit: What one row of `data`, or with `users` a user, is called in the guarantee. Without `users`,
-        whoever is called so must be in one row alone: with `unit="patient"` over rows that are visits only a
-        visit is protected, and a patient with k of them k times less. Give the patients as `users`.
+      strict: Whether a `dpx.clipping.ClippingWarning` is an error, as in `dpx.clipped_grad`.
+      unit: What one row of `data`, or with `users` a user, is called in the guarantee. Without `users` each
+        unit must be in one row alone: with `unit="patient"` over rows that are visits only a visit is
+        protected, and a patient with k of them k times less. Give the patients as `users`.
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
       mesh: Devices to train on, as a mesh or as the sizes of its axes; None for one device. Along `data` each
-        holds a share of the records, and clips and adds up their gradients: {"data": 8}. Along `model` they
-        share every large array of the parameters and of the optimizer's state, and its noise, where one
-        device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same
-        on any mesh, and a call that is repeated may go on on another one. The result lies on the mesh.
-        After `jax.distributed.initialize` all processes call `fit` with records or users of their own, which
-        together are the data, on all their devices; the key is that of the first, they share `workdir`, and
-        all other arguments are the same.
-      workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
-        with the same arguments, and goes on bitwise where it was, under the key that it began with. Until
-        it has finished, that key lies in the folder, readable by its owner only. After that, a repeated call
-        returns the finished result. Loss and optimizer are compared by the programs that JAX makes of them
-        (`dpx.training.programs`), which another version of JAX may change: keep that too.
+        device holds a share of the records, and clips and adds up their gradients: {"data": 8}. Along `model`
+        devices share every large array of the parameters and of the optimizer's state, and its noise, if one
+        device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same on
+        any mesh, and a repeated call may go on with another one. The result lies on the mesh. After
+        `jax.distributed.initialize` each process calls `fit` with records or users of its own, which together
+        are the data. The key is that of the first process. `workdir` and all other arguments are the same.
+      workdir: A folder for checkpoints and metrics.jsonl. Repeat a killed call on the same data and with the
+        same arguments: it goes on bitwise where it was, under the key that it began with. Until it has
+        finished, that key lies in the folder, readable by its owner only. After that, a repeated call returns
+        the finished result. Loss and optimizer are compared by the programs that JAX makes of them
+        (`dpx.training.programs`), which another version of JAX may change: keep the version too.
         With a JAX key a folder is for one training; with `Keys`, for one of each label.
-      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Of
-        the trainings under one key each needs a label of its own.
+      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Each
+        training under one key needs a label of its own.
       progress: Whether lines on stderr say how far it is. They have losses of private data, which no
         guarantee covers: say False where stderr goes to somebody else, such as to a log server.
       log: Where losses, ε and evaluations also go: "tensorboard" (a folder of `workdir`), "wandb" or
         "trackio" (each a package to install), a path that ends in .csv (in `workdir`, if there is one), or a
-        function of a step and a dict of numbers. What no guarantee covers has a name that begins with
-        `not_covered/`: a log that others read tells them about private data.
-      evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
-        cover them: where they are computed on private data, keep them to yourself.
-      evaluate_every, log_every, checkpoint_every: In steps; a tenth of all steps by default.
+        function of a step and a dict of numbers. The names of numbers that no guarantee covers begin with
+        `not_covered/`: they tell whoever reads the log about private data.
+      evaluate: A function of the parameters that returns numbers by name, for the history. The guarantee does
+        not cover them: where they are computed on private data, keep them to yourself.
+      evaluate_every, log_every, checkpoint_every: Numbers of steps; by default a tenth of all steps.
 
     Raises:
       ValueError: for an argument that cannot be used, before any noise is drawn; for `Keys` that another
@@ -235,52 +236,25 @@ def fit(
     optimizer = planning.untuned(steps) if optimizer is None else optimizer
     if l2_clip_norm is None:
         l2_clip_norm, normalize = 1.0, True
-    compute_dtype = precision.check(compute_dtype)
-    if microbatch_size is not None:
-        microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
+    computation = loop.Computation(compute_dtype, microbatch_size, record_key, grouped, strict)
     asked = arguments.check_sampling(sampling, batch_size)
     bands = arguments.check_bands(noise, bands, steps, rows / batch_size, l2_clip_norm, asked)
-    tenth = max(1, steps // 10)
-    every: dict[str, Any] = {
-        name: _validate.check_integer(tenth if value is None else value, name)
-        for name, value in (
-            ("evaluate_every", evaluate_every),
-            ("log_every", log_every),
-            ("checkpoint_every", checkpoint_every),
-        )
-    }
+    folder, tenth = None if workdir is None else Path(workdir), max(1, steps // 10)
+    every = (tenth if x is None else x for x in (evaluate_every, log_every, checkpoint_every))
+    monitoring = logs.Monitoring(label, folder, progress, evaluate, *every)
     _validate.check_choice(accountant, "accountant", ("pld", "rdp"))
     if not isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
         groups.assign(l2_clip_norm, trained.tree)
     arguments.check_optimizer(
         optimizer, *jax.eval_shape(lambda tree: (tree, loop.wide(tree)), trained.tree)
     )
-    for name, value in (("loss_fn", loss_fn), ("evaluate", evaluate)):
-        if not callable(value) and not (name == "evaluate" and value is None):
-            raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
-    normalize, record_key, secure, strict, progress = (
-        arguments.check_flag(value, name)
-        for name, value in (
-            ("normalize", normalize),
-            ("record_key", record_key),
-            ("secure", secure),
-            ("strict", strict),
-            ("progress", progress),
-        )
-    )
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r} must be a function of the parameters: pass one")
+    normalize = arguments.check_flag(normalize, "normalize")
+    secure = arguments.check_flag(secure, "secure")
     trackers.check(log, workdir)
     assumptions = arguments.check_assumptions(assumptions)
-    arguments.check_label(label)
-    secrets.check(key, secure)
-    chosen = asked or calibration.quieter(
-        epsilon=epsilon,
-        delta=delta,
-        num_examples=rows,
-        batch_size=batch_size,
-        steps=steps,
-        accountant=accountant,
-        bands=bands,
-    )
+    purposes.check(key, secure)
 
     constants = trained.constants
     # As arrays of JAX, which a loss may index by what it traces.
@@ -293,7 +267,34 @@ def fit(
     def loss(tree: Any, frozen: Any, *example: Any) -> jax.Array:
         return loss_fn(rebuilt(tree, frozen), *example)
 
-    # What a call that is repeated must find as it was; of the initial parameters, all of them.
+    stated = unit  # in the guarantee
+    if grouped is not None:
+        stated = "user" if unit == "record" else unit
+    elif unit != "record":
+        stated = f"row of the data, which is called {unit}"
+    privacy, guarantee = calibration.calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=rows,
+        batch_size=batch_size,
+        steps=steps,
+        l2_clip_norm=l2_clip_norm,
+        normalize=normalize,
+        accountant=accountant,
+        unit=stated,
+        assumptions=(
+            *(() if grouped is None else (people.ASSUMPTION,)),
+            *assumptions,
+            *((stream.ASSUMPTION,) if secure else ()),
+            *inferred_types(data),
+        ),
+        sampling=asked,
+        bands=bands,
+    )
+    if secure:
+        stream.check_noise(privacy.noise_multiplier)
+    dtype, way = computation.compute_dtype, privacy.sampling
+    # A repeated call must find these as they were, and all initial parameters. None counts as absent.
     settings = {
         "epsilon": epsilon,
         "delta": delta,
@@ -301,38 +302,23 @@ def fit(
         "steps": steps,
         "l2_clip_norm": adaptive.norms(l2_clip_norm),
         "normalize": normalize,
-        "microbatch_size": microbatch_size,
-        "record_key": record_key,
+        "microbatch_size": computation.microbatch_size,
+        "record_key": computation.record_key,
         "label": label,
+        "sampling": None if way == Poisson() else dataclasses.asdict(way) | {"name": way.name},
+        "compute_dtype": None if dtype is None else dtype.name,
+        "bands": None if bands == 1 else bands,
+        "accountant": None if accountant == "pld" else accountant,
+        "unit": None if unit == "record" else unit,
+        "assumptions": list(assumptions) or None,
+        "secure": secure or None,
+        "records_per_user": None if grouped is None else grouped.most,
+        "wrt": None if wrt is None else list(trained.paths),
+        "generator": None if (made := purposes.generator()) == "threefry2x32" else made,
     }
-    if chosen != Poisson():
-        settings["sampling"] = dataclasses.asdict(chosen) | {"name": chosen.name}
-    if compute_dtype is not None:
-        settings["compute_dtype"] = compute_dtype.name
-    if bands > 1:
-        settings["bands"] = bands
-    if accountant != "pld":
-        settings["accountant"] = accountant
-    if unit != "record":
-        settings["unit"] = unit
-    if assumptions:
-        settings["assumptions"] = list(assumptions)
-    if secure:
-        settings["secure"] = True
-        assumptions = (*assumptions, stream.ASSUMPTION)
-    if grouped is not None:
-        settings["records_per_user"] = grouped.most
-        assumptions = (people.ASSUMPTION, *assumptions)
-        unit = "user" if unit == "record" else unit
-    elif unit != "record":
-        unit = f"row of the data, which is called {unit}"
-    if wrt is not None:
-        settings["wrt"] = list(trained.paths)
-    if (generator := secrets.generator()) != "threefry2x32":
-        settings["generator"] = generator
-    _processes.check_same(settings | every)
-    narrow = precision.computed_in(compute_dtype, loss)
-    given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
+    _processes.check_same(settings | monitoring.every)
+    narrow = precision.computed_in(computation.compute_dtype, loss)
+    given = arguments.of_one_example((trained.tree, frozen), examples, computation.record_key)
 
     if grouped is not None:
         narrow, given = people.mean_loss(narrow), [*given[:2], *grouped.stacked(given[2:])]
@@ -342,8 +328,8 @@ def fit(
 
     several = min(rows, 2)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((several, *x.shape), x.dtype), given[2:])
-    reports.report_state(params, wrt, strict)
-    with reports.of(strict, examples, records, trained.holding(frozen)):
+    reports.report_state(params, wrt, computation.strict)
+    with reports.of(computation.strict, examples, records, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
         plan.program(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():
@@ -355,23 +341,6 @@ def fit(
         settings |= computed
     if taken:
         logs.say(f"{label}: {taken}", shown=progress)
-    privacy, guarantee = calibration.calibrate(
-        epsilon=epsilon,
-        delta=delta,
-        num_examples=rows,
-        batch_size=batch_size,
-        steps=steps,
-        l2_clip_norm=l2_clip_norm,
-        normalize=normalize,
-        accountant=accountant,
-        unit=unit,
-        assumptions=(*assumptions, *inferred_types(data)),
-        sampling=chosen,
-        bands=bands,
-    )
-    if secure:
-        stream.check_noise(privacy.noise_multiplier)
-    folder = None if workdir is None else Path(workdir)
     whose = () if grouped is None else (grouped.order, grouped.begins)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples), *whose))
     with (
@@ -389,17 +358,12 @@ def fit(
             keys=opened.keys,
             finished=opened.finished,
             privacy=privacy,
-            label=label,
-            compute_dtype=compute_dtype,
-            microbatch_size=microbatch_size,
-            record_key=record_key,
-            users=grouped,
+            monitoring=dataclasses.replace(
+                monitoring,
+                evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
+            ),
+            computation=computation,
             frozen=frozen,
             layout=layout,
-            strict=strict,
-            workdir=folder,
-            progress=progress,
-            evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
-            **every,
         )
     return Trained(rebuilt(tree), guarantee, history)

@@ -31,38 +31,19 @@ from dpx.training import resuming
 from dpx.training.purposes import (
     Keys,
     TrainingKeys,
-    check,
     derive,
     from_seed,
-    generator,
     of_words,
     secret_key,
     words_of,
 )
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
-__all__ = [
-    "FOLDER",
-    "CannotResumeError",
-    "Keys",
-    "Opened",
-    "TrainingKeys",
-    "check",
-    "derive",
-    "discard",
-    "discard_unused",
-    "fingerprint",
-    "generator",
-    "of_training",
-    "open_keys",
-    "secret_key",
-]
-
 _SALT = "salt.json"
 
 
 class Opened(NamedTuple):
-    """The keys of a training, and whether it has finished: then nothing more may be drawn with them."""
+    """The keys of a training, and whether it has finished, after which nothing more may be drawn."""
 
     keys: TrainingKeys
     finished: bool
@@ -73,7 +54,7 @@ _used: dict[bytes, Path | None] = {}
 
 
 def _warn_if_used(key: jax.Array, label: str, workdir: Path | None) -> None:
-    """Warns of a key that served a training of this label: in one folder it may be that one, resumed."""
+    """Warns of a key that has served a training of this label, unless that may go on in this folder."""
     folder = None if workdir is None else Path(workdir).resolve()
     digest = hashlib.sha256(words_of(key).tobytes() + label.encode()).digest()
     again = digest in _used and (folder is None or _used[digest] != folder)
@@ -102,43 +83,42 @@ def of_training(
     opened them, who also keeps others out of the folder: one training of each label may work there.
 
     Args:
-      key: Of a training that begins, or `Keys`; None for secrets from the operating system's entropy.
-      workdir: Of the training, where it has one.
-      data, settings: What a training that goes on has to find unchanged; `settings` is JSON, has the label,
-        and says whether the training is `secure`.
+      key: The JAX key of a training that begins, or a run's `Keys`; None for secrets from the operating
+        system's entropy.
+      workdir: The folder of the training, if it has one.
+      data, settings: What a training that goes on has to find unchanged. `settings` can be written as JSON,
+        has the label, and says whether the training is `secure`.
 
     Raises:
       CannotResumeError: if they have changed, or if the key of the training is lost.
       ValueError: for `Keys` that another training of this label was given.
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
-    label, secure = settings["label"], settings.get("secure", False)
+    label, secure = settings["label"], bool(settings.get("secure"))
     if key is not None and not isinstance(key, Keys):
         _warn_if_used(key, label, workdir)
 
-    def of_label(found: Keys, begun: Any = None) -> TrainingKeys:
-        return found.training(label, begun, secure=secure)
+    def of_label(keys: Keys, begun: Any = None) -> TrainingKeys:
+        return keys.training(label, begun, secure=secure)
 
     if workdir is None:
         keys = key if isinstance(key, Keys) else _of_stored(_draw(key))
         yield Opened(_of_first(lambda: of_label(keys)), False)
         return
-    found = resuming.digest_of_all(data)
+    same = resuming.digest_of_all(data)
     if isinstance(key, Keys):
         with storage.lock(workdir / "checkpoints" / label):
-            _processes.of_first(lambda: resuming.check_training(workdir, found, settings))
-            yield Opened(_of_first(lambda: of_label(key, (found, settings))), False)
+            _processes.of_first(lambda: resuming.check_training(workdir, same, settings))
+            yield Opened(_of_first(lambda: of_label(key, (same, settings))), False)
     else:
         with storage.lock(workdir):
             finished = _processes.of_first((workdir / FOLDER / FINISHED).exists)
-            yield Opened(
-                _of_first(lambda: of_label(_kept(key, workdir, found, settings))), finished
-            )
+            yield Opened(_of_first(lambda: of_label(_kept(key, workdir, same, settings))), finished)
             _finish(workdir)
 
 
 def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
-    """The keys that `make` returns in the first of several processes: they add one noise to one sum."""
+    """The keys that `make` returns in the first process, for all processes: together they add one noise."""
 
     def words() -> list:
         noise, dropout, sampling = make()
@@ -158,7 +138,7 @@ def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
 
 
 def _kept(key: jax.Array | None, workdir: Path, data: str, settings: dict) -> Keys:
-    """Those of the given key, if the training in the folder begins or has finished, or what it began with."""
+    """The keys of a training in a folder: of `key` if it begins or has finished, else those it began with."""
     finished = workdir / FOLDER / FINISHED
     if finished.exists():
         resuming.unchanged(storage.read_private(finished), workdir, data, settings)
@@ -167,18 +147,19 @@ def _kept(key: jax.Array | None, workdir: Path, data: str, settings: dict) -> Ke
 
 
 def _of_stored(stored: dict[str, str]) -> Keys:
-    """The keys of what `_draw` made."""
+    """The keys that follow from what `_draw` made and a file has kept."""
     if "key" in stored:
         return derive(of_words(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32)))
     return Keys(
         of_words(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
         np.random.SeedSequence(int(stored["sampling"], 16)),
-        # Of a run that began before there were any, there is none.
+        # A run that began under an older version has none.
         bytes.fromhex(stored["streams"]) if "streams" in stored else None,
     )
 
 
 def _finish(workdir: Path) -> None:
+    """Puts a digest of the data and the settings of a finished training in the place of its keys."""
     path = workdir / FOLDER / KEYS
     if _processes.is_first() and path.exists():
         stored = storage.read_private(path)
@@ -193,11 +174,11 @@ def open_keys(
     """The keys of a run: new, or those that it had before it was killed.
 
     Args:
-      config: Has `seed` and `noise_seed`.
-      workdir: Of the run.
-      synthetic: Nobody's data are used; the keys follow from `seed`, and nothing is stored.
-      data: What the releases of the run are computed from, whole in every process: a run that resumes has to
-        find it unchanged.
+      config: A config with `seed` and `noise_seed`.
+      workdir: The folder of the run.
+      synthetic: Whether the run uses nobody's data. The keys then follow from `seed`, and nothing is stored.
+      data: The arrays from which releases are computed, whole in every process. A run that resumes has to
+        find them unchanged.
 
     Raises:
       CannotResumeError: if the run has lost its keys, or has other data than it began with, or than another
@@ -215,7 +196,7 @@ def open_keys(
 
 
 def discard(workdir: Path) -> None:
-    """Deletes the keys of a finished run, if it had any, or warns: its result stands."""
+    """Deletes the keys of a finished run, if it has any. It warns where it cannot: the result stands."""
     folder = Path(workdir) / FOLDER
     if not folder.exists():
         return
@@ -242,18 +223,18 @@ def discard_unused(workdir: Path) -> None:
 
 
 def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
-    """What a folder's records show of a noise seed.
+    """The fingerprint of a noise seed, which the records of a folder show in place of the seed.
 
-    A hash alone would not hide one: people choose small numbers, and whoever reads the report could try them
-    all. So 32 random bytes of the folder go into it, which stay in its secret folder: without them the
-    fingerprint says nothing about the seed, and is another one in every folder. To whoever has the secret
-    folder too, each guess costs a scrypt of 16 MiB, about 50 ms, which slows a search and no more: a seed
-    that has to stay unknown is drawn at random, from a range of 2⁶⁴ at least.
+    A hash alone would not hide a seed: people choose small numbers, and whoever reads the report could try
+    them all. So 32 random bytes go into the fingerprint, which stay in the folder's secret folder. Without
+    them it says nothing about the seed, and is another one in every folder. With them each guess costs a
+    scrypt of 16 MiB, about 50 ms. That slows a search and no more: a seed that has to stay unknown is drawn
+    at random, from a range of 2⁶⁴ at least.
 
     Args:
-      noise_seed: At least 0.
-      workdir: Of the run.
-      new: The folder is being claimed, and may get its random bytes now.
+      noise_seed: The seed, at least 0.
+      workdir: The folder of the run.
+      new: Whether the folder is being claimed, and gets its random bytes now.
 
     Raises:
       storage.StorageError: if the folder has lost its random bytes, or they are damaged.
@@ -267,7 +248,7 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
 
 
 def _draw(key: jax.Array | None = None) -> dict[str, str]:
-    """A training's key, or secrets from the operating system's entropy."""
+    """What a file of keys keeps: the given key, or new secrets from the operating system's entropy."""
     if key is not None:
         return {"key": words_of(key).tobytes().hex()}
     return {

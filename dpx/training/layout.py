@@ -23,7 +23,7 @@ AXES = ("data", "model")
 
 
 def as_mesh(mesh: Mesh | Mapping[str, int] | None) -> Mesh | None:
-    """A mesh with the axes `data` and `model`, laid out by the compiler, or None for one device.
+    """A mesh with the axes `data` and `model`, on which the compiler lays out arrays; None for one device.
 
     Args:
       mesh: A mesh with one or both of the axes, or their sizes: {"data": 4, "model": 2} takes the first
@@ -36,10 +36,10 @@ def as_mesh(mesh: Mesh | Mapping[str, int] | None) -> Mesh | None:
         if not _processes.several():
             return None
         mesh = {"model": 1}
-    found = _as_mesh(mesh)
+    laid_out = _as_mesh(mesh)
     if _processes.several():
-        _check_processes(found)
-    return found
+        _check_processes(laid_out)
+    return laid_out
 
 
 def _as_mesh(mesh: Any) -> Mesh:
@@ -55,13 +55,13 @@ def _as_mesh(mesh: Any) -> Mesh:
     if isinstance(mesh, Mesh):
         order = [mesh.axis_names.index(axis) for axis in AXES if axis in sizes]
         return Mesh(mesh.devices.transpose(order).reshape(shape), AXES)
-    found = jax.devices()
-    if math.prod(shape) > len(found):
+    devices = jax.devices()
+    if math.prod(shape) > len(devices):
         raise ValueError(
-            f"mesh={dict(sizes)} must have at most {len(found)} devices, as many as there are: use smaller "
+            f"mesh={dict(sizes)} must have at most {len(devices)} devices, as many as there are: use smaller "
             "axes, or more devices (on a CPU XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight)"
         )
-    return Mesh(np.array(found[: math.prod(shape)]).reshape(shape), AXES)
+    return Mesh(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
 
 
 def _check_processes(mesh: Mesh) -> None:
@@ -105,7 +105,7 @@ class Layout:
     """
 
     def __init__(self, mesh: Mesh | Mapping[str, int] | None, rows: int):
-        """On a mesh as `as_mesh` takes it, of the records of this process, which are that many."""
+        """The layout of this process's records, `rows` of them, on a mesh that `as_mesh` takes."""
         mesh = as_mesh(mesh)
         counts = _processes.of_all(np.array(rows, np.int32)).astype(np.int64)
         ends = np.cumsum([0, *counts])
@@ -123,11 +123,12 @@ class Layout:
 
     @np.errstate(over="ignore")  # A warning of numbers beyond 32 bits would tell of a record.
     def records(self, tree: Any, begins: np.ndarray | None = None) -> Any:
-        """Arrays with a row for each record of this process, spread over `data`.
+        """Spreads arrays over `data` that have a row for each record of this process.
 
         Args:
           tree: The arrays.
-          begins: (records + 1,) where the rows of each begin, if these records are users, who have several.
+          begins: (records + 1,) where the rows of each record begin, if these records are users with several
+            rows each; None for one row each.
         """
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
@@ -154,18 +155,18 @@ class Layout:
         return jax.tree.map(put, tree)
 
     def own(self, numbers: np.ndarray) -> np.ndarray:
-        """Of an array with a row for each record, those of this process."""
+        """The rows of this process's records, from an array with a row for every record."""
         return numbers[self._offset :][: self._own]
 
     def batch(
         self, chosen: np.ndarray, piece: int, room: int
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Where a sample lies: for each block in turn, the same number of places in it.
+        """The places of a sample's records: the same number of places for each block, block after block.
 
         Args:
           chosen: The numbers of the records, in ascending order.
-          piece: How many of a block are taken at a time.
-          room: How many places there are for each block at least, so that `jit` sees few shapes.
+          piece: The number of a block's records that are taken at a time.
+          room: The least number of places for each block, which keeps the shapes few that `jit` sees.
 
         Returns:
           Places in the block and a mask, each (shards · places,), and how many pieces are not empty.
@@ -181,19 +182,19 @@ class Layout:
         return places.reshape(-1), mask.reshape(-1), pieces
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
-        """The numbers of the records at the places of a `batch`; of an empty place any number."""
+        """The numbers of the records at the places of a `batch`; an empty place has any number."""
         first = np.repeat(self._first, len(places) // self.shards)
         return np.minimum(first + places, self.rows - 1)
 
     def place(self, x: np.ndarray) -> jax.Array:
-        """An array that every process has whole, where `put` would have it; no process waits for another."""
+        """Puts an array that every process has whole where `put` would; no process waits for another."""
         sharding = self.sharding(x)
         if sharding is None:
             return jnp.asarray(x)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     def put(self, tree: Any) -> Any:
-        """Parameters or an optimizer's state, where they live."""
+        """Puts parameters or an optimizer's state where they live."""
         if self.mesh is None:
             return tree
         return jax.tree.map(self._put, tree)
@@ -209,7 +210,7 @@ class Layout:
         return jax.device_put(x, self.sharding(x))
 
     def sharding(self, x: Any) -> NamedSharding | None:
-        """Along `model`, of the largest axis that it divides; where there is none, all hold all."""
+        """How an array is shared along `model`: by its largest axis that `model` divides, else not at all."""
         if self.mesh is None:
             return None
         devices, spec = self.mesh.shape["model"], [None] * x.ndim
@@ -225,10 +226,10 @@ class Layout:
         return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, self.sharding(x)), tree)
 
     def sum_over_blocks(self, sums: Any) -> Any:
-        """`sums(kept, held)`, added up over the blocks of records; the arrays of `held` are spread over them.
+        """A function of (kept, held) that adds up `sums(kept, held)` over the blocks of records.
 
-        Each device runs it on its own block, as if it were alone, so that no record reaches another device
-        before it is clipped.
+        `held` is spread over the blocks. Each device runs `sums` on its own block, as if it were alone, so
+        that no record reaches another device before it is clipped.
         """
         if self.shards == 1:
             return sums
@@ -239,7 +240,7 @@ class Layout:
         return self.by_block(added_up, P())
 
     def by_block(self, function: Any, out: P = P("data")) -> Any:  # noqa: B008
-        """`function(kept, held)` on each device's own block; what it returns is spread like `held`."""
+        """A function that runs `function(kept, held)` on each block; results are spread like `held`."""
         if self.shards == 1:
             return function
         # Unchecked, because losses need not name what differs between devices.

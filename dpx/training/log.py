@@ -1,19 +1,21 @@
-"""What a training run says while it runs: its history, metrics.jsonl, and lines of progress."""
+"""What a training tells while it runs: its history, metrics.jsonl, and lines of progress."""
 
 import contextlib
 import contextvars
 import dataclasses
 import json
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpx import _processes
 from dpx import _storage as storage
-from dpx._validate import check_number
+from dpx._validate import check_integer, check_number
 from dpx.training import trackers
+from dpx.training.arguments import check_flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,47 +37,92 @@ class Record:
     l2_clip_norm: float | None = None
 
 
-# What an entry of the log says itself, so that an evaluation cannot.
+_PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
+# The names of an entry that an evaluation may not take.
 _RESERVED = ("run", "step", "epsilon", "l2_clip_norm")
 
 
-def evaluated(found: Any) -> dict[str, float]:
-    """What `evaluate` returned, as an entry of the log.
+def evaluated(numbers: Any) -> dict[str, float]:
+    """The numbers that `evaluate` returned, as an entry of the log.
 
     Raises:
       ValueError: for anything but numbers by name, and for a name that stands for something else: an
         evaluation called `epsilon` would be read as what the training has spent, and one called
         `l2_clip_norm` as a number that a guarantee covers.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(numbers, Mapping):
         raise ValueError(
-            f"evaluate returned a {type(found).__name__}, which must be a dict of numbers by name: return "
+            f"evaluate returned a {type(numbers).__name__}, which must be a dict of numbers by name: return "
             'one such as {"accuracy": 0.9}'
         )
-    if wrong := [name for name in found if not isinstance(name, str) or name in _RESERVED]:
+    if wrong := [name for name in numbers if not isinstance(name, str) or name in _RESERVED]:
         raise ValueError(
             f"evaluate returned a number named {wrong[0]!r}, which must be another word than "
             f"{', '.join(_RESERVED)}: rename it"
         )
-    return {name: check_number(value, f"evaluate: {name}") for name, value in found.items()}
+    return {name: check_number(value, f"evaluate: {name}") for name, value in numbers.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Monitoring:
+    """What a training tells while it runs, where it keeps that, and after how many steps each time.
+
+    Attributes:
+      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints.
+      workdir: The folder of metrics.jsonl and of the checkpoints; None for neither.
+      progress: Whether lines on stderr say how far the training is, with losses.
+      evaluate: A function of the parameters that returns numbers by name; None for none. No guarantee covers
+        what it returns.
+      evaluate_every, log_every, checkpoint_every: Numbers of steps.
+
+    Raises:
+      ValueError: for a value that cannot be used.
+    """
+
+    label: str
+    workdir: Path | None = None
+    progress: bool = True
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None
+    evaluate_every: int = 1
+    log_every: int = 1
+    checkpoint_every: int = 1
+
+    def __post_init__(self):
+        if not isinstance(self.label, str) or not _PLAIN.fullmatch(self.label):
+            raise ValueError(
+                f"label={self.label!r} must be a plain name, of which a folder is named: use letters, "
+                "digits, spaces and _ . + = -"
+            )
+        check_flag(self.progress, "progress")
+        if self.evaluate is not None and not callable(self.evaluate):
+            raise ValueError(
+                f"evaluate={self.evaluate!r} must be a function of the parameters: pass one"
+            )
+        for name, steps in self.every.items():
+            object.__setattr__(self, name, check_integer(steps, name))
+
+    @property
+    def every(self) -> dict[str, int]:
+        """The three numbers of steps, by name."""
+        names = ("evaluate_every", "log_every", "checkpoint_every")
+        return {name: getattr(self, name) for name in names}
 
 
 class MetricLog:
-    """The lines of metrics.jsonl, for its owner alone, or only the history where there is no folder.
+    """The log of a training: its lines of metrics.jsonl, if there is a folder, and its history.
 
-    What a killed run wrote after its last checkpoint is dropped.
+    Only the owner of the file may read it. Lines that a killed run wrote after its last checkpoint are
+    dropped.
     """
 
     def __init__(self, path: Path | None, label: str, start: int, track: trackers.Tracker):
         self._path, self._label, self._entries, self._track = path, label, [], track
         if path is not None and path.exists():
-            kept = [e for e in storage.read_lines(path) if not self._stale(e, start)]
+            written = storage.read_lines(path)
+            kept = [e for e in written if e.get("run") != label or e.get("step", 0) <= start]
             text = "".join(json.dumps(entry) + "\n" for entry in kept)
             storage.write_text(path, text, mode=storage.PRIVATE)
             self._entries = [e for e in kept if e.get("run") == label]
-
-    def _stale(self, entry: dict, start: int) -> bool:
-        return entry.get("run") == self._label and entry.get("step", 0) > start
 
     def write(self, entry: dict) -> None:
         """Appends a line."""
@@ -88,14 +135,14 @@ class MetricLog:
 
     @property
     def history(self) -> list[Record]:
-        """All entries, those of one step together."""
-        found: dict[int, Record] = {}
+        """A record for each step, from all its entries."""
+        records: dict[int, Record] = {}
         for entry in self._entries:
             rest = {k: v for k, v in entry.items() if k not in ("run", "step")}
-            record = found.get(entry["step"], Record(entry["step"]))
+            record = records.get(entry["step"], Record(entry["step"]))
             changes = rest if "epsilon" in rest else {"evaluation": rest}
-            found[entry["step"]] = dataclasses.replace(record, **changes)
-        return list(found.values())
+            records[entry["step"]] = dataclasses.replace(record, **changes)
+        return list(records.values())
 
 
 _QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=False)
@@ -103,7 +150,7 @@ _QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=F
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No training within says on stderr how far it is: its losses are private, and logs go to others."""
+    """A context in which no training tells stderr how far it is: losses are private, and logs may not be."""
     token = _QUIET.set(True)
     try:
         yield
@@ -112,7 +159,7 @@ def quiet() -> Iterator[None]:
 
 
 def say(text: str, *, shown: bool) -> None:
-    """Writes a line to stderr, if lines are shown, of the first process alone."""
+    """Writes a line to stderr, if lines are shown; of several processes, only the first one writes."""
     if shown and not _QUIET.get() and _processes.is_first():
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -1,15 +1,14 @@
 """The training loop: random batches, one noisy Optax step each, checkpoints, a progress line.
 
-`dpx.training.fit` is its front door. What calibrates by itself, such as a run that shares its budget with a
-release it starts from, or trains without privacy for comparison, calls `train`.
+`dpx.training.fit` is its front door. `train` is for callers that calibrate by themselves, because the
+training shares a budget with a release that it starts from, or is not private and only a comparison.
 """
 
 import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,20 +16,62 @@ import jax.numpy as jnp
 import optax
 
 from dpx import _watch
+from dpx._validate import check_integer
 from dpx.clipping import ClippedGrads, clipped_grad, reports
 from dpx.clipping.losses import record_keys, step_key
 from dpx.clipping.rounding import Sum
 from dpx.noise.stream import Stream
 from dpx.training import adaptive, correlated, precision, trackers
 from dpx.training import users as people
+from dpx.training.arguments import check_flag
 from dpx.training.calibration import Privacy, check_priced, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import CannotResumeError, TrainingKeys
 from dpx.training.layout import Layout
-from dpx.training.log import MetricLog, Progress, Record, evaluated
+from dpx.training.log import MetricLog, Monitoring, Progress, Record, evaluated
 from dpx.training.sampling import Poisson, largest_sample
 from dpx.training.streaming import bits_of_steps
 from dpx.training.transformation import privatize
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """How the gradients of a batch are computed.
+
+    Attributes:
+      compute_dtype: The type to which parameters, examples and frozen arrays are cast for the loss; None for
+        no cast.
+      microbatch_size: The number of examples whose gradients are clipped at a time, which bounds memory;
+        None for all of a batch.
+      record_key: Whether the loss takes a key, for dropout. The key follows from the step and the record's
+        own index, and not from the record's place in the sample.
+      users: Whose each record is. A step then samples users: batch size, `microbatch_size` and the layout
+        count users, and the loss of an example is the mean over the records that are drawn of one user.
+      strict: Whether warnings about the loss are errors, as in `dpx.clipped_grad`.
+      weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
+        None for equal weights.
+
+    Raises:
+      ValueError: for a value that cannot be used.
+    """
+
+    compute_dtype: Any = None
+    microbatch_size: int | None = None
+    record_key: bool = False
+    users: people.Users | None = None
+    strict: bool = False
+    weight_fn: Callable[..., jax.Array] | None = None
+
+    def __post_init__(self):
+        size = self.microbatch_size
+        checked = {
+            "compute_dtype": precision.check(self.compute_dtype),
+            "microbatch_size": None if size is None else check_integer(size, "microbatch_size"),
+            "record_key": check_flag(self.record_key, "record_key"),
+            "strict": check_flag(self.strict, "strict"),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 def train(
@@ -43,79 +84,59 @@ def train(
     steps: int,
     keys: TrainingKeys,
     privacy: Privacy | None,
-    label: str,
-    compute_dtype: Any = None,
-    microbatch_size: int | None = None,
-    record_key: bool = False,
-    users: people.Users | None = None,
-    strict: bool = False,
-    weight_fn: Callable[..., jax.Array] | None = None,
+    monitoring: Monitoring,
+    computation: Computation = Computation(),
     frozen: Any = None,
     layout: Layout | None = None,
-    workdir: Path | None = None,
     finished: bool = False,
-    progress: bool = True,
-    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
-    evaluate_every: int = 1,
-    log_every: int = 1,
-    checkpoint_every: int = 1,
 ) -> tuple[Any, list[Record]]:
     """Trains, and returns the parameters and the history.
 
-    Each step takes a random batch, sums (clipped) gradients over pieces of `microbatch_size` examples
-    in one jitted loop, adds noise to the sum once, and divides by the expected batch size. A private
-    run saves checkpoints in `workdir` and resumes from the last one bitwise; a run that is not private
-    saves nothing.
+    Each step takes a random batch, sums (clipped) gradients over pieces of it in one jitted loop, adds noise
+    to the sum once, and divides by the expected batch size. A private run saves checkpoints and resumes from
+    the last one bitwise. A run that is not private saves nothing.
 
     Args:
-      loss_fn: (params, *example) -> scalar loss of one example; with `record_key` (params, *example, key).
-      params: Initial parameters, a tree of floating-point arrays.
+      loss_fn: (params, *example) -> scalar loss of one example; with `frozen` (params, frozen, *example), and
+        with `computation.record_key` a key comes last.
+      params: The initial parameters, a tree of floating-point arrays.
       data: Trees of arrays with one row per example; they stay on the device.
-      optimizer: Of the noisy mean gradients.
+      optimizer: An optimizer, which is given the noisy mean gradients.
       batch_size: The expected batch size.
-      steps: Number of steps.
-      keys: Of this training alone. All three are secret: under dropout masks that are known, the record that
-        is removed is not the only one whose gradient changes.
-      privacy: None for ordinary training on the same batches.
-      label: Names the run in metrics.jsonl and on the progress line.
-      compute_dtype: What parameters, examples and `frozen` are cast to for the loss; None for no cast.
-      microbatch_size: Examples whose gradients are clipped at a time, to bound memory; None for all.
-      record_key: Whether the loss takes a key, for dropout. It depends on the step and on the record's own
-        index, not on its place in the sample.
-      users: Whose each record is. Then a step samples users, `batch_size`, `microbatch_size` and `layout` are
-        about users, and an example is the mean loss of the records that are drawn of one.
-      strict: As in `dpx.clipped_grad`.
-      weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
-        None for equal weights.
-      frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
-        that a loss closes over would be compiled into the program.
-      layout: Of these records on a mesh of devices; None for one device.
-      workdir: Holds metrics.jsonl and the checkpoints; None for neither.
-      finished: The training has finished there and its keys are gone: its result is read, and no step taken.
-      progress: Whether lines on stderr say how far it is, and the loss.
-      evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
-      evaluate_every, log_every, checkpoint_every: In steps.
+      steps: The number of steps.
+      keys: The keys of this training alone. All three are secret: were dropout masks known, a removed record
+        would not be the only one whose gradient changes.
+      privacy: What makes the training private; None for ordinary training on the same batches.
+      monitoring: What the training tells, and where it keeps its checkpoints.
+      computation: How gradients are computed.
+      frozen: A tree of arrays that stay as they are. Arrays that the loss closes over instead are compiled
+        into the program.
+      layout: The layout of these records on a mesh of devices; None for one device.
+      finished: Whether the training has finished and its keys are gone. Its result is then read, and no step
+        is taken.
 
     Raises:
       CannotResumeError: if the result of a finished training is gone.
       ValueError: where `privacy` was calibrated for other records, steps or batches.
     """
-    loss_fn = precision.computed_in(compute_dtype, loss_fn)
+    label, workdir, users = monitoring.label, monitoring.workdir, computation.users
+    loss_fn = precision.computed_in(computation.compute_dtype, loss_fn)
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0] if users is None else users))
     num_examples = layout.rows if privacy is None else public_size(layout.rows)
     bands = 1 if privacy is None else len(privacy.coefficients)
     sampling = Poisson() if privacy is None else privacy.sampling
     probability = bands * batch_size / num_examples
     check_priced(privacy, probability, steps, num_examples)
-    # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
+    # Empty pieces are never run, so room for the largest batch to expect costs nothing.
     block = num_examples if layout.shards == 1 else layout.block
     members = largest_sample(block, 1 / bands)  # of the group that a step samples from
     room = sampling.room(members, probability)
-    piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
-    ratio = None if privacy is None else privacy.count_ratio
+    size = computation.microbatch_size
+    piece = min(math.ceil(size / layout.shards) if size else room, block)
+    computation = dataclasses.replace(computation, microbatch_size=piece)
     follow = []
-    if privacy is not None and ratio is not None:
-        follow = [adaptive.follow(privacy.l2_clip_norm, ratio)]
+    if privacy is not None and privacy.count_ratio is not None:
+        follow = [adaptive.follow(privacy.l2_clip_norm, privacy.count_ratio)]
     noisy = optax.chain(_mean(privacy, batch_size, keys.noise, label), *follow, optimizer)
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     shapes = tuple(x.shape for x in jax.tree.leaves((params, jnp.zeros(()) if follow else None)))
@@ -124,9 +145,7 @@ def train(
     )
     state = params, layout.put(jax.tree.map(jnp.array, noisy.init(wide(params))))
     step_fn = jax.jit(
-        functools.partial(
-            _step, loss_fn, noisy, privacy, layout, piece, record_key, users, strict, weight_fn
-        ),
+        functools.partial(_step, loss_fn, noisy, privacy, layout, computation),
         donate_argnums=0,
         out_shardings=(jax.tree.map(layout.sharding, state), layout.sharding(jnp.zeros(()))),
     )
@@ -144,7 +163,7 @@ def train(
                 )
         track = stack.enter_context(trackers.opened(workdir, label, start, steps))
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start, track)
-        lines = Progress(label, steps, start, shown=progress)
+        lines = Progress(label, steps, start, shown=monitoring.progress)
         ids = layout.own(_watch.record_ids(layout.rows))
         if users is None:
             records, draw = layout.records((data, ids)), None
@@ -167,19 +186,19 @@ def train(
             if draw is not None:
                 records, batch = draw(dropout, *batch)
             bits = None if privacy is None else next(ahead, None)
-            state, loss = step_fn(state, records, *batch, dropout, frozen, bits)
+            state, loss = step_fn(state, records, batch, dropout, frozen, bits)
             if bits is not None:
                 loss.block_until_ready()  # or the words of many steps would wait for their turn
             done = step + 1
-            if done % log_every == 0 or done == steps:
+            if done % monitoring.log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
                 clip = {"l2_clip_norm": float(_clip(state))} if follow else {}
                 log.write({"step": done, "loss": float(loss), "epsilon": spent} | clip)
                 lines.line(done, float(loss), spent)
-            if evaluate is not None and done % evaluate_every == 0:
-                log.write({"step": done} | evaluated(evaluate(state[0])))
+            if monitoring.evaluate is not None and done % monitoring.evaluate_every == 0:
+                log.write({"step": done} | evaluated(monitoring.evaluate(state[0])))
             # Correlated noise is in the state, which is never written before it is of no use.
-            writes = done == steps or (bands == 1 and done % checkpoint_every == 0)
+            writes = done == steps or (bands == 1 and done % monitoring.checkpoint_every == 0)
             if checkpoints is not None and writes:
                 checkpoints.save(done, state)
     return state[0], log.history
@@ -188,7 +207,7 @@ def train(
 def _mean(
     privacy: Privacy | None, batch_size: float, noise: jax.Array | Stream, label: str
 ) -> optax.GradientTransformation:
-    """From the sum of a batch's gradients to their mean, noisy where the run is private."""
+    """A transformation of the sum of a batch's gradients into their mean, which is noisy in a private run."""
     if privacy is None:
         return optax.scale(1 / batch_size)
     about: dict[str, Any] = {
@@ -207,35 +226,24 @@ def _mean(
 
 
 def _step(
-    loss_fn,
-    optimizer,
-    privacy,
-    layout,
-    piece,
-    record_key,
-    users,
-    strict,
-    weight_fn,
-    state,
-    data,
-    indices,
-    mask,
-    pieces,
-    dropout,
-    frozen=None,
-    bits=None,
+    loss_fn, optimizer, privacy, layout, computation, state, data, batch, dropout, frozen, bits
 ):
-    """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
-    params, opt_state = state
+    """One step on a padded batch, in pieces of `computation.microbatch_size` records of each block.
+
+    Returns the state and the mean loss of the real records in the batch.
+    """
+    (params, opt_state), (indices, mask, pieces) = state, batch
+    piece = computation.microbatch_size
     clip = _clip(state) if privacy is not None and privacy.count_ratio is not None else None
     of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
-    if users is not None:
+    weight_fn = computation.weight_fn
+    if computation.users is not None:
         of_both = people.mean_loss(of_both)
         weight_fn = None if weight_fn is None else people.mean(weight_fn)
     if privacy is None:
         gradient = functools.partial(_plain_gradient, of_both)
     else:
-        gradient = functools.partial(_clipped_gradient, of_both, privacy, strict)
+        gradient = functools.partial(_clipped_gradient, of_both, privacy, computation.strict)
 
     def sum_pieces(kept, held):
         params, frozen, clip, pieces, (dropout_key, number) = kept
@@ -246,10 +254,9 @@ def _step(
             real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
             batch, names = jax.tree.map(lambda array: array[rows], data)
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
-            keys = names  # of users, for whom records and their keys have been drawn
-            if users is None:
-                keys = record_keys(dropout_key, number, names)
-            key = [keys] if record_key else []
+            if computation.users is None:  # else `names` are keys, drawn with the records
+                names = record_keys(dropout_key, number, names)
+            key = [names] if computation.record_key else []
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
             grads, loss, weight = totals
@@ -278,13 +285,13 @@ def _clip(state):
 
 
 def _clipped_gradient(loss_fn, privacy, strict, params, held, *batch, mask):
-    """The sum of clipped gradients; with an adaptive norm in units of it, and beside it the count."""
+    """The sum of clipped gradients. With an adaptive norm it is in units of that, beside the count."""
     frozen, clip = held
 
     def loss(both, *example):
         params, (frozen, clip) = both
-        found = loss_fn(params, frozen, *example)
-        return found if clip is None else found / clip
+        value = loss_fn(params, frozen, *example)
+        return value if clip is None else value / clip
 
     gradient = clipped_grad(
         loss,
@@ -304,6 +311,7 @@ def _clipped_gradient(loss_fn, privacy, strict, params, held, *batch, mask):
 
 
 def _plain_gradient(loss_fn, params, held, *batch, mask):
+    """The sum of the gradients of a batch, which are not clipped."""
     frozen, _ = held
 
     def total(params):
@@ -316,5 +324,5 @@ def _plain_gradient(loss_fn, params, held, *batch, mask):
 
 
 def wide(params):
-    """The tree in float32 at least: sums and noise are no less than that."""
+    """The tree with leaves of float32 at least, the narrowest type of sums and noise."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), params)

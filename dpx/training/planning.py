@@ -1,6 +1,6 @@
-"""How to train for a budget before anything is spent: batches, steps, sampling, and an optimizer.
+"""Plans of a training before anything is spent: batches, steps, sampling, and an optimizer.
 
-All of it follows from public numbers. Let N be the number of records, E the epochs and μ the privacy of one
+A plan follows from public numbers. Let N be the number of records, E the epochs and μ the privacy of one
 release with the whole budget (`dpx.gaussian_noise_multiplier` is 1/μ). T steps of batches of B = E·N/T need
 the noise multiplier σ; for gradients of norm 1 there is in each coordinate of the mean gradient
 
@@ -44,14 +44,14 @@ _FIRST_BET = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How to train for a budget, and how much noise there is.
+    """The settings of a training that spends a budget, and the noise that it needs.
 
     Attributes:
-      num_records: N.
+      num_records: N, the number of records.
       epsilon, delta: The budget.
       batch_size: B, the expected size of a batch.
-      steps: T.
-      sampling: How batches are drawn: the way that needs less noise.
+      steps: T, the number of steps.
+      sampling: How batches are drawn, which is the way that needs less noise.
       noise_multiplier: σ, calibrated by `dpx.calibrate_dpsgd`.
     """
 
@@ -75,12 +75,12 @@ class Plan:
 
     @property
     def training_noise(self) -> float:
-        """That of the mean of all steps."""
+        """The standard deviation of a coordinate of the mean gradient of all steps together."""
         return self.step_noise / math.sqrt(self.steps)
 
     @property
     def least_noise(self) -> float:
-        """What `training_noise` would be with whole batches, the least in the limit of many steps."""
+        """The `training_noise` of a training with whole batches, the least in the limit of many steps."""
         return privacy.gaussian_noise_multiplier(self.epsilon, self.delta) / self.num_records
 
     def __str__(self) -> str:
@@ -90,9 +90,9 @@ class Plan:
         )
 
 
-def inflation(found: Plan, epochs: float, steps: float) -> float:
+def inflation(planned: Plan, epochs: float, steps: float) -> float:
     """The noise of a training with a plan's budget over the least, in the limit of many steps."""
-    odds = steps / (epochs * found.least_noise * found.num_records) ** 2  # exp(1/σ²) − 1
+    odds = steps / (epochs * planned.least_noise * planned.num_records) ** 2  # exp(1/σ²) − 1
     return math.sqrt(odds / math.log1p(odds))
 
 
@@ -105,18 +105,18 @@ def plan(
     batch_size: float | None = None,
     steps: int | None = None,
 ) -> Plan:
-    """How to train on so many records for a budget, where nobody knows how.
+    """A plan of a training on that many records, for a budget.
 
-    It looks at these numbers and at no record, so that it costs nothing. What is given is kept, and the rest
-    follows: from `epochs` alone the rule of `dpx.training.planning`, and from two of the three the third.
+    It follows from these numbers and from no record, so that it costs nothing. Two of `epochs`, `batch_size`
+    and `steps` give the third. From `epochs` alone the rule of `dpx.training.planning` gives both others.
 
     Args:
       num_records: N, which is public.
       epsilon, delta: The budget, to be spent whole.
-      epochs: How often each record is used, in the mean: what the training may compute. It costs no privacy,
-        and more is better until time runs out.
+      epochs: How often each record is used, in the mean. It says how much is computed, and costs no privacy:
+        more is better until time runs out.
       batch_size: The expected size of a batch, at most N.
-      steps: Number of steps.
+      steps: The number of steps.
 
     Raises:
       ValueError: for a number out of range; for fewer than two of `epochs`, `batch_size` and `steps`, unless
@@ -129,14 +129,13 @@ def plan(
     batch_size, steps = complete(
         num_records, **budget, epochs=epochs, batch_size=batch_size, steps=steps
     )
-    how: dict[str, Any] = {"num_examples": num_records, "batch_size": batch_size, "steps": steps}
-    sampling = calibration.quieter(**budget, **how)
-    multiplier = privacy.calibrate_dpsgd(
-        **budget,
-        sampling_probability=batch_size / num_records,
-        steps=steps,
-        **sampling.accounted(num_records),
-    )
+
+    def noise_multiplier(sampling: Sampling) -> float:
+        about = {"sampling_probability": batch_size / num_records, "steps": steps}
+        return privacy.calibrate_dpsgd(**budget, **about, **sampling.accounted(num_records))
+
+    sampling = calibration.quieter(noise_multiplier)
+    multiplier = noise_multiplier(sampling)
     return Plan(num_records, epsilon, delta, batch_size, steps, sampling, multiplier)
 
 
@@ -150,9 +149,7 @@ def complete(
     steps: int | None,
     units: str = "records",
 ) -> tuple[float, int]:
-    """The batch size and the number of steps of `plan`, before any noise is calibrated.
-
-    `units` is what is counted, for errors.
+    """The batch size and the number of steps of `plan`, without its noise. Errors call records `units`.
 
     Raises:
       ValueError: as `plan`.
@@ -198,12 +195,12 @@ def complete(
 
 
 def untuned(steps: int) -> optax.GradientTransformation:
-    """Adam whose learning rate is found while it trains, for who cannot pay for trying several.
+    """Adam with a learning rate that is found during the training, since trying several costs privacy.
 
-    Mechanic (Cutkosky, Defazio and Mehta, arXiv:2306.00144) multiplies all updates by one number, by which it
-    bets on whether the next gradient goes on as those before it. Beside it the rate falls to zero over all
-    steps. It sees noisy gradients alone, and so costs nothing. Its state is three times the parameters, where
-    Adam's is two.
+    Mechanic (Cutkosky, Defazio and Mehta, arXiv:2306.00144) multiplies all updates by one number, with which
+    it bets on whether the next gradient points where those before it did. The rate also falls to zero over
+    all steps. Mechanic sees noisy gradients alone, and so costs nothing. Its state is three times the
+    parameters, where Adam's is two.
     """
     falling = optax.linear_schedule(1.0, 0.0, steps)
     inner = optax.contrib.mechanize(optax.adam(falling), s_init=_FIRST_BET)
@@ -217,7 +214,7 @@ def untuned(steps: int) -> optax.GradientTransformation:
 def taken(
     batch_size: float, steps: int, epochs: Any, optimizer: Any, l2_clip_norm: Any, units: str
 ) -> str:
-    """What `fit` takes of the plan where nothing was given, in words; nothing where all was."""
+    """The settings that `fit` chose because they were not given, in words; empty if there are none."""
     parts = [
         (f"{steps:,} steps of {batch_size:g} {units}", epochs is not None),
         ("Adam whose learning rate is found meanwhile", optimizer is None),

@@ -11,7 +11,7 @@ KNOWN = ("bfloat16", "float32")
 
 
 def check(compute_dtype: Any, name: str = "compute_dtype") -> Any:
-    """The dtype, or None for None.
+    """Returns what was asked for as a dtype; None stays None.
 
     Raises:
       ValueError: for anything that is neither bfloat16 nor float32.
@@ -19,23 +19,23 @@ def check(compute_dtype: Any, name: str = "compute_dtype") -> Any:
     if compute_dtype is None:
         return None
     try:
-        found = jnp.dtype(compute_dtype)
+        dtype = jnp.dtype(compute_dtype)
     except TypeError:
-        found = None
-    if found is None or found.name not in KNOWN:
+        dtype = None
+    if dtype is None or dtype.name not in KNOWN:
         raise ValueError(
             f"{name}={compute_dtype!r} must be one of {KNOWN}: use 'bfloat16' to compute faster and in less "
             "memory, or 'float32'"
         )
-    return found
+    return dtype
 
 
 def computed_in(compute_dtype: Any, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The loss of floating-point arguments that are cast to a dtype, itself in float32.
+    """The loss, whose floating-point arguments are cast to a dtype, and whose value is cast to float32.
 
-    Casting happens inside, so that gradients are those of the parameters as they are kept: they are clipped,
-    added up and noised in float32, and a bfloat16 product of an activation and a cotangent is not rounded
-    before it is added to the sum (`dpx.clipping.gradients.factors`).
+    Casting is a part of the loss, so that gradients have the type of the parameters as they are kept. They
+    are clipped, added up and noised in float32. A bfloat16 product of an activation and a cotangent is not
+    rounded before it is added to the sum (`dpx.clipping.gradients.factors`).
     """
     if compute_dtype is None:
         return loss_fn

@@ -1,4 +1,4 @@
-"""What a loss and an optimizer compute, as a digest: a training goes on with those that it began with.
+"""Digests of what a loss and an optimizer compute: a training goes on with those that it began with.
 
 The digest is of the program that JAX traces, and of the arrays that it closes over. So it follows learning
 rates, schedules and architectures, and neither names nor where things lie in memory. It is the same in all
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of a function, in the parameters of an 
 
 
 def of_loss(loss_fn: Callable[..., Any], params: Any, *rest: Any) -> str:
-    """Of a loss (params, *rest) and its gradient for `params`, which may have a rule of its own.
+    """The digest of a loss (params, *rest), and of its gradient for `params`, which may have its own rule.
 
     Args:
       loss_fn: The loss of one example.
@@ -37,7 +37,7 @@ def of_loss(loss_fn: Callable[..., Any], params: Any, *rest: Any) -> str:
 
 
 def of_optimizer(optimizer: optax.GradientTransformation, params: Any) -> str:
-    """Of an optimizer's first state and of its update, for parameters like these, which are not computed."""
+    """The digest of an optimizer's first state and its update, for parameters of these shapes and types."""
 
     def step(gradients: Any, params: Any) -> Any:
         return optimizer.update(gradients, optimizer.init(params), params)
@@ -53,7 +53,7 @@ def _digest(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def _constants(part: Any) -> Iterator[Any]:
-    """The arrays in a program and in those that its operations hold, of which the text has shapes alone."""
+    """The arrays in a program and in programs within it, of which the program's text has only the shapes."""
     if isinstance(part, core.ClosedJaxpr):
         yield from part.consts
         part = part.jaxpr

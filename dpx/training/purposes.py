@@ -17,9 +17,9 @@ class TrainingKeys(NamedTuple):
 
     Attributes:
       noise: The noise of step t is drawn from fold_in(noise, t), or from the words of a stream.
-      dropout: The masks of step t follow from fold_in(dropout, t) and the index of the record; where users
-        have several records, also which of them are drawn, without a stream.
-      sampling: The samples follow from it; from a stream also which records of a user are drawn.
+      dropout: The masks of step t follow from fold_in(dropout, t) and the index of the record. Without a
+        stream, so does which records of a user are drawn.
+      sampling: The samples follow from it, and if it is a stream, also which records of a user are drawn.
     """
 
     noise: jax.Array | Stream
@@ -37,7 +37,13 @@ class Keys:
     """
 
     def __init__(self, key: jax.Array, seed: np.random.SeedSequence, secret: bytes | None = None):
-        """Of the secrets of noise and dropout, of samples, and of secure trainings, which has 32 bytes."""
+        """The keys that follow from three secrets.
+
+        Args:
+          key: The secret of noise and dropout.
+          seed: The secret of samples.
+          secret: The secret of secure trainings, 32 bytes; None where there are none.
+        """
         self._of_noise = words_of(key).tobytes()
         self._of_samples = seed.generate_state(8).tobytes()
         self._of_streams = None if secret is None else stream.check_secret(secret)
@@ -61,18 +67,14 @@ class Keys:
         self._give("draw", draw)
         return self._seed("draw", draw)
 
-    @property
-    def has_streams(self) -> bool:
-        """Whether there is a secret for secure trainings."""
-        return self._of_streams is not None
-
     def training(self, label: str, begun: Any = None, *, secure: bool = False) -> TrainingKeys:
         """The keys of the training with this label.
 
         Args:
-          label: Of the training.
-          begun: What it begins with. It is given the same keys again where that is the same; None never is.
-          secure: Noise and samples are of cryptographic streams (`dpx.noise.stream`).
+          label: The label of the training.
+          begun: What the training begins with. A second call is given the same keys if its `begun` is equal,
+            and is refused if it is another one or None.
+          secure: Whether noise and samples are drawn from cryptographic streams (`dpx.noise.stream`).
 
         Raises:
           ValueError: if they have been given out to another training.
@@ -98,8 +100,8 @@ class Keys:
         self._given[kind, name] = begun
 
     def _key(self, kind: str, name: str) -> jax.Array:
-        found = _hashed(self._of_noise, kind, name, 4 * _key_words())
-        return of_words(np.frombuffer(found, np.uint32))
+        words = _hashed(self._of_noise, kind, name, 4 * _key_words())
+        return of_words(np.frombuffer(words, np.uint32))
 
     def _seed(self, kind: str, name: str) -> np.random.SeedSequence:
         return np.random.SeedSequence(
@@ -128,14 +130,14 @@ def derive(key: jax.Array) -> Keys:
 
 
 def check(key: Any, secure: bool = False) -> None:
-    """Raises ValueError for what is neither one JAX key nor `Keys`; with `secure` for a JAX key.
+    """Raises ValueError for anything but one JAX key or `Keys`, and with `secure` for a JAX key.
 
     Raises:
       ImportError: with `secure`, without the library that makes streams.
     """
     if secure:
         stream.check()
-        if key is not None and not (isinstance(key, Keys) and key.has_streams):
+        if key is not None and not (isinstance(key, Keys) and key._of_streams):
             raise ValueError(
                 "key must be None with secure=True: a JAX key has 64 bits, and 256 then come from the "
                 "operating system's randomness; or dpx.training.Keys that have a secret"
@@ -159,19 +161,19 @@ def check(key: Any, secure: bool = False) -> None:
 
 
 def from_seed(seed: int) -> Keys:
-    """The keys of a run whose secret is this number, at least 0: no secret of theirs is harder to guess."""
+    """The keys of a run whose only secret is this number, at least 0. They are as easy to guess as it is."""
     secret = np.random.SeedSequence(seed)
     streams = hashlib.blake2b(f"seed: {seed}".encode(), digest_size=SECRET_BYTES).digest()
     return Keys(of_words(secret.generate_state(_key_words())), secret, streams)
 
 
 def _hashed(secret: bytes, kind: str, name: str, size: int) -> bytes:
-    """So many bytes, which tell nothing of those for another kind or name."""
+    """A keyed hash of `size` bytes, which tells nothing of the hash for another kind or name."""
     return hashlib.blake2b(f"{kind}: {name}".encode(), key=secret, digest_size=size).digest()
 
 
 def generator() -> str:
-    """How JAX makes random numbers of a key: with another generator the same key gives other noise."""
+    """The name of JAX's random generator. With another generator, the same key gives other noise."""
     name = str(jax.random.key_impl(jax.random.key(0)))
     config: Any = jax.config
     whole = name == "threefry2x32" and not config.jax_threefry_partitionable
@@ -183,7 +185,7 @@ def _key_words() -> int:
 
 
 def words_of(key: jax.Array) -> np.ndarray:
-    """The words of a typed key, or of one that is an array of them already.
+    """The words of a key, which may be a typed key or an array of words.
 
     Raises:
       TypeError: for anything else.

@@ -1,8 +1,8 @@
-"""What a run or a training began with: where it goes on, its data and its settings have to be the same.
+"""What a run or a training began with: it goes on with the same data and settings, or not at all.
 
 The same noise on other data, or on another statistic of them, would show the difference between the two, and
-a checkpoint of other settings has another guarantee. A digest of the data and the settings therefore lie in
-the folder's `secret`, beside the keys.
+a checkpoint of other settings has another guarantee. So the folder's `secret` holds a digest of the data, and
+the settings, beside the keys.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class CannotResumeError(ValueError):
 def stored(
     workdir: Path, data: str, draw: Callable[[], dict], settings: dict | None = None
 ) -> dict:
-    """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
+    """The content of a run's file of keys, which is written with what `draw` returns if the run begins."""
     path = workdir / FOLDER / KEYS
     if not os.path.lexists(path):
         not_begun(workdir, settings)
@@ -47,7 +47,7 @@ def stored(
 
 
 def check_training(workdir: Path, data: str, settings: dict) -> None:
-    """Notes what a training under a run's keys begins with, or finds that it goes on with the same.
+    """Notes what a training under a run's keys begins with, or checks that it goes on with the same.
 
     Raises:
       CannotResumeError: if it goes on with something else, or if others have trained where it would.
@@ -60,7 +60,7 @@ def check_training(workdir: Path, data: str, settings: dict) -> None:
 
 
 def _no_other_training(workdir: Path, checkpoints: Path) -> None:
-    """Raises for checkpoints that nothing is known of, and for a training that has a key of its own."""
+    """Raises CannotResumeError for checkpoints of unknown origin, and a training with a key of its own."""
     keys, finished = (workdir / FOLDER / name for name in (KEYS, FINISHED))
     others = any(not storage.of_lock(path.name) for path in checkpoints.iterdir())
     if not others and os.path.lexists(keys):
@@ -72,7 +72,7 @@ def _no_other_training(workdir: Path, checkpoints: Path) -> None:
 
 
 def not_begun(workdir: Path, settings: dict | None) -> None:
-    """Raises for what a run, or with settings a training, has left in its folder."""
+    """Raises CannotResumeError for files that a run, or with settings a training, has left in its folder."""
     names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
     names = {n for n in names if not (storage.of_lock(n) or n.endswith(".partial"))}
     left = sorted(names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED))
@@ -90,14 +90,14 @@ def _begun(data: str, settings: dict | None) -> dict:
 
 def _goes_on(path: Path, workdir: Path, data: str, settings: dict | None) -> dict:
     """What an unfinished run began with. Raises CannotResumeError where that was something else."""
-    found = storage.read_private(path)
-    if found.get("randomness") != _RANDOMNESS:
+    before = storage.read_private(path)
+    if before.get("randomness") != _RANDOMNESS:
         raise CannotResumeError(
             f"the run in {workdir} began under a version of dpx that draws other noise from its keys: go on "
             "with that version, or use a new workdir"
         )
-    unchanged(found, workdir, data, settings)
-    return found
+    unchanged(before, workdir, data, settings)
+    return before
 
 
 def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:
@@ -116,28 +116,28 @@ def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> 
 
 
 def digest(data: Iterable[np.ndarray]) -> str:
-    """Of arrays, in their order."""
-    found = hashlib.sha256()
+    """The digest of arrays, in their order."""
+    hashed = hashlib.sha256()
     for array in data:
         # Without shapes, arrays of one content cut in two places would look the same.
-        found.update(f"{array.dtype} {array.shape} ".encode())
+        hashed.update(f"{array.dtype} {array.shape} ".encode())
         # As bytes: bfloat16 is no type that buffers know.
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()
 
 
 def digest_of_all(data: Iterable[np.ndarray]) -> str:
-    """Of the records of all processes, each of which has its own."""
+    """The digest of the records of all processes, each of which has its own."""
     own = np.frombuffer(bytes.fromhex(digest(data)), np.uint8)
-    found = _processes.of_all(own).astype(np.uint8)
-    return digest([found]) if len(found) > 1 else own.tobytes().hex()
+    digests = _processes.of_all(own).astype(np.uint8)
+    return digest([digests]) if len(digests) > 1 else own.tobytes().hex()
 
 
 def digest_of_each(data: Iterable[np.ndarray]) -> str:
-    """Of data that every process has whole.
+    """The digest of data that every process has whole.
 
     Raises:
-      CannotResumeError: in all processes, if they have not the same.
+      CannotResumeError: in all processes, if their data differ.
     """
     own = digest(data)
     if any(other != own for other in _processes.of_each(own)):

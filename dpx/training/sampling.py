@@ -1,6 +1,6 @@
 """How the batches of a training are drawn: by Poisson sampling, or by random allocation.
 
-A sampling is a value, which draws the batches and says how they are accounted. `dpx.training.fit` asks it.
+A sampling is a value, which draws the batches for `dpx.training.fit`, and says how they are accounted.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from dpx.noise.stream import Place, Stream
 from dpx.privacy.allocation import epoch
 
 Seed = int | np.random.SeedSequence | Stream
+Batches = Iterator[tuple[np.ndarray, np.ndarray]]  # indices and masks
 
 
 def poisson_batches(
@@ -30,7 +31,7 @@ def poisson_batches(
     max_batch_size: int | None = None,
     groups: int = 1,
     start: int = 0,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Batches:
     """Yields one Poisson sample of the examples per step.
 
     Each example is in each batch with the given probability, independently of everything else: exactly the
@@ -40,16 +41,17 @@ def poisson_batches(
     Privacy amplification holds only while `seed` is as secret as the noise.
 
     Args:
-      num_examples: N.
+      num_examples: N, the number of examples.
       sampling_probability: q in (0, 1].
-      steps: Number of batches in all.
+      steps: The number of batches in all.
       seed: A NumPy SeedSequence, such as `np.random.SeedSequence()`, or an int, which must not be guessed; or
         a cryptographic stream (`dpx.noise.stream`).
-      multiple_of: Batches are padded to a multiple of this, at least one, so that jit sees few shapes.
-      max_batch_size: Of a larger sample a uniformly random part of this size is kept, and all batches are
-        padded to it: jit sees one shape. It costs privacy (`dpx.dpsgd_epsilon` with the same argument).
-      groups: Each record is in one of so many groups, drawn for itself from `seed`, and step t samples from
-        group t mod `groups` alone: a record is in batches that are so far apart (`dpx.training.correlated`).
+      multiple_of: The number of which the sizes of padded batches are multiples, so that jit sees few shapes.
+      max_batch_size: The size of all batches once they are padded, so that jit sees one shape. Of a larger
+        sample a uniformly random part is kept. It costs privacy (`dpx.dpsgd_epsilon` with this argument).
+      groups: The number of groups. Each example is in one of them, at random by `seed`, and step t samples
+        from group t mod `groups` alone. So the batches of an example are that many steps apart or more
+        (`dpx.training.correlated`).
       start: The first step to yield.
 
     Yields:
@@ -75,19 +77,19 @@ def allocated_batches(
     seed: Seed,
     multiple_of: int = 1,
     start: int = 0,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Batches:
     """Yields the batches of random allocation: each record is in one batch of each epoch.
 
-    An epoch has 1 / `sampling_probability` steps, rounded (`dpx.privacy.allocation.epoch`). In each of them
+    An epoch has 1 / `sampling_probability` steps, rounded (`dpx.privacy.allocation.epoch`). In each epoch
     every record draws its step anew, uniformly and independently of all others. So the sizes of batches vary,
     as those of Poisson samples do. This is exactly the sampling that `dpx.dpsgd_epsilon` accounts with
-    sampling="allocation". It is not a shuffle that is cut into batches of one size, where records that join
-    move others. The batch of step t depends on (seed, t) alone.
+    sampling="allocation". It is not a shuffle that is cut into batches of one size, in which a record that
+    joins moves others. The batch of step t depends on (seed, t) alone.
 
     Privacy amplification holds only while `seed` is as secret as the noise.
 
-    Args: as `poisson_batches`, with sampling_probability: the share of the records that a batch is expected
-      to have, over all steps.
+    The arguments are those of `poisson_batches`; `sampling_probability` is the share of the records that a
+    batch is expected to have, in the mean over all steps.
 
     Yields:
       indices (n,) int32 and mask (n,) bool, False where an entry is padding (which has index 0).
@@ -105,9 +107,9 @@ class Poisson:
     """Each record is in each batch with the sampling probability, independently of everything else.
 
     Attributes:
-      max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
-        sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
-        beyond any to expect (by six standard deviations) is then compiled for once more.
+      max_batch_size: The size at which samples are cut off, at random, so that every step has one shape. It
+        costs noise, and the guarantee says how likely a cut is. None cuts nothing off: the step is then
+        compiled anew for a sample that is six standard deviations larger than expected.
     """
 
     max_batch_size: int | None = None
@@ -119,19 +121,17 @@ class Poisson:
             object.__setattr__(self, "max_batch_size", most)
 
     def accounted(self, num_examples: int) -> dict[str, Any]:
-        """The arguments of `dpx.dpsgd_epsilon` that say how so many records are sampled."""
+        """The arguments of `dpx.dpsgd_epsilon` that say how this many records are sampled."""
         if self.max_batch_size is None:
             return {"sampling": "poisson"}
         return {"num_examples": num_examples, "max_batch_size": self.max_batch_size}
 
-    def batches(
-        self, num_examples: int, **settings: Any
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """`poisson_batches` of these settings."""
+    def batches(self, num_examples: int, **settings: Any) -> Batches:
+        """The batches of `poisson_batches` with these settings."""
         return poisson_batches(num_examples, max_batch_size=self.max_batch_size, **settings)
 
     def room(self, num_examples: int, sampling_probability: float) -> int:
-        """How many of these records a batch may be expected to have at most."""
+        """The largest number of these records that a batch is expected to have."""
         if self.max_batch_size is not None:
             return self.max_batch_size
         return largest_sample(num_examples, sampling_probability)
@@ -142,21 +142,19 @@ class Allocation:
     """Each record is in one batch of each epoch, chosen at random (`allocated_batches`)."""
 
     name: ClassVar[str] = "allocation"
-    max_batch_size: ClassVar[None] = None  # of batches that are cut off nobody knows a bound
+    max_batch_size: ClassVar[None] = None  # no bound on ε is known for batches that are cut off
 
     def accounted(self, num_examples: int) -> dict[str, Any]:
-        """The arguments of `dpx.dpsgd_epsilon` that say how so many records are sampled."""
+        """The arguments of `dpx.dpsgd_epsilon` that say how this many records are sampled."""
         del num_examples
         return {"sampling": "allocation"}
 
-    def batches(
-        self, num_examples: int, **settings: Any
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """`allocated_batches` of these settings."""
+    def batches(self, num_examples: int, **settings: Any) -> Batches:
+        """The batches of `allocated_batches` with these settings."""
         return allocated_batches(num_examples, **settings)
 
     def room(self, num_examples: int, sampling_probability: float) -> int:
-        """How many of these records a batch may be expected to have at most."""
+        """The largest number of these records that a batch is expected to have."""
         return largest_sample(num_examples, 1 / math.floor(1 / sampling_probability))
 
 
@@ -165,7 +163,7 @@ NAMES = ("auto", Poisson.name, Allocation.name)
 
 
 def largest_sample(num_examples: int, probability: float) -> int:
-    """The size that a sample of these records hardly ever has: six standard deviations above the mean."""
+    """A size that samples hardly ever exceed: six standard deviations above the mean."""
     spread = math.sqrt(num_examples * probability * (1 - probability))
     return min(num_examples, math.ceil(num_examples * probability + 6 * spread) + 1)
 
@@ -185,6 +183,7 @@ def _checked(
 
 
 def _root(seed: Seed) -> np.random.SeedSequence | Stream:
+    """The source of all draws of a seed; raises ValueError for anything else."""
     root = seed
     if not isinstance(root, np.random.SeedSequence | Stream):
         given: Any = seed
@@ -202,13 +201,14 @@ def _root(seed: Seed) -> np.random.SeedSequence | Stream:
 
 
 def _shown(root: np.random.SeedSequence | Stream) -> tuple[int, ...]:
-    """The words by which a replay knows a seed."""
+    """The words by which a replay recognises a seed."""
     if isinstance(root, Stream):
         return root.shown(_watch.KEY_WORDS)
     return tuple(root.generate_state(_watch.KEY_WORDS).tolist())
 
 
 def _generator(root: np.random.SeedSequence | Stream, *purpose: int) -> np.random.Generator | Place:
+    """The generator of the draws for one purpose, which follows from the source and the purpose alone."""
     if isinstance(root, Stream):
         return root.at(*purpose)
     spawned = (*root.spawn_key, *purpose)
@@ -224,7 +224,7 @@ def _poisson(root, most, groups, num_examples, sampling_probability, steps, mult
         chosen = np.flatnonzero(draws < sampling_probability)
         chosen = chosen[group[chosen] == step % groups]
         if most is not None and len(chosen) > most:
-            # Draws below the probability are uniform there, so that those of the smallest are a random part.
+            # Draws below the probability are uniform, so that the smallest ones are a random part.
             chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])
         _watch.sampled(sampling_probability)
         yield _padded(chosen, len(chosen) if most is None else most, multiple_of)
@@ -236,7 +236,7 @@ def _allocated(root, num_examples, sampling_probability, steps, multiple_of):
     for step in steps:
         number, begin, length = epoch(step, sampling_probability)
         if number != drawn:
-            # Of a purpose of its own, apart from the draws of Poisson samples
+            # A purpose of its own, apart from the draws of Poisson samples
             own = _generator(root, number, 2).integers(length, size=ids.max() + 1)[ids]
             drawn = number
         chosen = np.flatnonzero(own == step - begin)

@@ -1,4 +1,4 @@
-"""The random words of a secure training's noise, which a thread makes while the step before computes."""
+"""The random words of a secure training's noise, which a thread makes one step ahead."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,18 +13,18 @@ from dpx.training.layout import Layout
 def bits_of_steps(
     noise: jax.Array | Stream, shapes: Shapes, layout: Layout, steps: range
 ) -> Generator[Bits]:
-    """Yields for each step the words of its noise; nothing where a key draws it.
+    """Yields the words of each step's noise; nothing where a key draws the noise.
 
-    They lie where the entries lie whose noise they make. While a step computes, its words are there, and
-    those of the next one are being made: 17 bytes together for each entry. The host holds, beside what is on
-    its way to the devices, those of one array at a time. Each process makes all words, and keeps those of its
-    devices.
+    The words of an entry's noise lie on the device that holds the entry. While a step computes, the words of
+    the next one are made: both together take 17 bytes for each entry. The host holds the words of one array
+    at a time, beside those on their way to the devices. Each process makes all words, and keeps those of its
+    own devices.
 
     Args:
-      noise: Of the training.
-      shapes: Of the arrays that a step releases.
-      layout: Where they live.
-      steps: That are still to be taken.
+      noise: The key or the stream of the training's noise.
+      shapes: The shapes of the arrays that a step releases.
+      layout: The layout of these arrays.
+      steps: The steps that are still to be taken.
     """
     if not isinstance(noise, Stream):
         return
@@ -35,7 +35,7 @@ def bits_of_steps(
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(made, steps.start)
         for step in steps:
-            found, after = coming.result(), step + 1
+            bits, after = coming.result(), step + 1
             if after in steps:
                 coming = thread.submit(made, after)
-            yield found
+            yield bits

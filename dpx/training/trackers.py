@@ -1,7 +1,8 @@
 """Where the log of a training also goes: TensorBoard, Weights & Biases, Trackio, a table, or a function.
 
-It says what metrics.jsonl says. ε and an adaptive clipping norm follow from public numbers or are paid for.
-All else was computed on private data, and no guarantee covers it: its names begin with `not_covered/`.
+A log has the numbers of metrics.jsonl. ε and an adaptive clipping norm follow from public numbers or are paid
+for. All others were computed on private data, and no guarantee covers them: their names begin with
+`not_covered/`.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _TARGET: contextvars.ContextVar[Any] = contextvars.ContextVar("target", default=
 
 
 def check(target: Any, workdir: Any = ".") -> str | Tracker | None:
-    """Returns where a log is to go, or raises ValueError for what is no such place or is not installed."""
+    """Returns where a log goes; raises ValueError for anything else, or for a package that is missing."""
     if target is None or callable(target):
         return target
     if not isinstance(target, str) or not (target in _PACKAGES or target.endswith(".csv")):
@@ -43,7 +44,7 @@ def check(target: Any, workdir: Any = ".") -> str | Tracker | None:
 
 @contextlib.contextmanager
 def to(target: str | Tracker | None) -> Iterator[None]:
-    """All trainings within log there too, or where those outside do if it is None."""
+    """A context in which trainings also log to `target`; None changes nothing."""
     token = _TARGET.set(_TARGET.get() if target is None else check(target))
     try:
         yield
@@ -53,7 +54,7 @@ def to(target: str | Tracker | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(folder: Path | None, label: str, start: int, steps: int) -> Iterator[Tracker]:
-    """The function that takes the numbers of a training of that label, of which `start` steps are done."""
+    """A context with the function that logs numbers of a training, of which `start` steps are done."""
     target = _TARGET.get()
     if target is None or start == steps or not _processes.is_first():
         yield lambda step, numbers: None
@@ -92,7 +93,7 @@ def named(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _table(path: Path, label: str, start: int) -> Tracker:
-    """Appends rows of `_COLUMNS` to a file; what a killed training wrote after its checkpoint is dropped."""
+    """A function that appends rows of `_COLUMNS` to a file, without what came after a last checkpoint."""
     kept = []
     if path.exists():
         with path.open(newline="") as file:

@@ -20,7 +20,7 @@ _LEAST, _LARGEST = float(np.finfo(np.float32).tiny), 1e38
 
 
 class PrivatizeState(NamedTuple):
-    """State of `privatize`: the noise of step t is drawn from fold_in(key, t), or from words given to it.
+    """The state of `privatize`: the noise of step t is drawn from fold_in(key, t), or from given words.
 
     Whoever knows `key` can subtract the noise, so keep it out of checkpoints and logs.
     """
@@ -30,7 +30,7 @@ class PrivatizeState(NamedTuple):
 
 
 def drawn_from(state: Any, bits: Bits | None) -> jax.Array | Bits:
-    """What the noise of a step is drawn from: its key, of that of the state, or the words that it is given.
+    """The source of a step's noise: a key that follows from the state's key, or the words that are given.
 
     Raises:
       ValueError: for both a key and words, or neither.
@@ -66,19 +66,19 @@ def privatize(
         clipped = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, *batch, mask=mask)
         updates, state = optimizer.update(clipped, state, params)
 
-    The trap: pass the *sum*, not the mean, call it once per logical batch however many pieces that was
-    accumulated from, and divide by the *expected* batch size. The realised size is private under this
-    relation, and dividing by it breaks the sensitivity.
+    The trap: pass the *sum*, not the mean. Call it once per logical batch, however many pieces that was
+    accumulated from. Divide by the *expected* batch size: the realised size is private under this relation,
+    and dividing by it breaks the sensitivity.
 
-    On several devices each draws the noise of the entries that it holds, and it is the noise that one device
+    Each of several devices draws the noise of the entries that it holds, and it is the noise that one device
     would draw. Inside `jax.shard_map`, add up the sums of all devices first.
 
     Args:
       l2_clip_norm: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
-      noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.
-      expected_batch_size: sampling probability × number of examples.
-      key: A JAX key that nobody learns who sees the updates; it may be traced. None where `update` is given
-        `bits`, the words of a cryptographic stream for each step (`dpx.noise.stream.Stream.bits`).
+      noise_multiplier: The noise's standard deviation per unit of sensitivity; 0 gives the clipped mean.
+      expected_batch_size: The sampling probability times the number of examples.
+      key: A JAX key, which may be traced. Nobody who sees the updates may learn it. None where `update` is
+        given `bits`, the words of a cryptographic stream for each step (`dpx.noise.stream.Stream.bits`).
       label: What the gradients are of, for `dpx.audit.replay`.
 
     Returns:
@@ -137,7 +137,7 @@ def privatize(
 
 
 def _check_same(clipped: tuple[float, ...], stated: list) -> None:
-    """Refuses gradients that were clipped at another threshold than the noise is made for."""
+    """Raises ValueError for gradients that were clipped at another threshold than the noise covers."""
     if any(isinstance(clip, Tracer) for clip in stated):
         raise ValueError(
             "l2_clip_norm is traced, and cannot be compared with that of the clipped gradients: make it a "
@@ -156,7 +156,7 @@ def _check_same(clipped: tuple[float, ...], stated: list) -> None:
 
 
 def _check_leaves(leaves) -> None:
-    """Refuses sums that real noise would not cover: of complex or integer numbers."""
+    """Raises ValueError for sums of complex or integer numbers, which real noise does not cover."""
     for leaf in leaves:
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -167,7 +167,7 @@ def _check_leaves(leaves) -> None:
 
 
 def _check(value, name: str, *, zero: bool = False) -> None:
-    """`check_positive` of a concrete number; of a traced one only that it is one number."""
+    """Checks a concrete number as `check_positive` does, and a traced one only to be a single number."""
     if not isinstance(value, Tracer):
         check_positive(value, name, zero=zero)
     elif value.ndim:

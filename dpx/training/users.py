@@ -1,12 +1,12 @@
 """Users who have several records each: the unit of privacy is then the user, and not the record.
 
-A step samples users. Of each it takes at most G records, drawn anew, uniformly and without replacement, and
-the gradient of their mean loss is clipped as that of one example. So a user moves the sum of a step by at
-most the clipping norm, however many records they have, and whichever are drawn.
+A step samples users. It draws at most G records of each, anew, uniformly and without replacement, and clips
+the gradient of their mean loss as that of one example. So a user moves the sum of a step by at most the
+clipping norm, however many records they have, and whichever are drawn.
 
-Whatever is drawn for a user follows from a secret, the step, the user's number and the number of that user's
-records. A user who joins or leaves changes neither the records that another one gives nor their
-dropout masks.
+What is drawn for a user follows from a secret, the step, the user's number and the number of that user's
+records. A user who joins or leaves changes neither the records that another one gives nor their dropout
+masks.
 """
 
 import dataclasses
@@ -27,15 +27,14 @@ from dpx.data import cells
 from dpx.noise.stream import Stream
 from dpx.training.layout import Layout
 
-_RECORDS = (
-    3  # the place, beside those of `dpx.training.sampling`, of the words that draw users' records
-)
+# The place of the words that draw users' records, beside those of `dpx.training.sampling`.
+_RECORDS = 3
 ASSUMPTION = "all records of a user stand under one identifier, which no other user has"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Users:
-    """Whose each record is, and how many records of a user a step takes. Its length is the number of users.
+    """The user of each record, and how many records of a user a step takes. Its length is that of the users.
 
     Attributes:
       order: (R,) int: the rows of the data, user by user. Those of one user are in the order of the data.
@@ -51,7 +50,7 @@ class Users:
         return len(self.begins) - 1
 
     def sort(self, tree: Any) -> Any:
-        """Arrays with a row for each record, user by user."""
+        """Sorts arrays with a row for each record, user by user."""
         return jax.tree.map(lambda x: x[self.order], tree)
 
     @property
@@ -60,7 +59,7 @@ class Users:
         return self.begins[:-1], np.diff(self.begins)
 
     def stacked(self, example: Any) -> list[Any]:
-        """Shapes and types of what the loss of a user takes, of those that the loss of a record takes."""
+        """The shapes and types of the arguments of a user's loss, from those of a record's loss."""
 
         def several(x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.most, *x.shape), x.dtype)
@@ -70,7 +69,7 @@ class Users:
 
 
 def grouped(users: Any, records_per_user: Any, rows: int) -> Users | None:
-    """Whose each record is, as `dpx.training.fit` is told; None where every record is a unit of its own.
+    """The users of the records that `dpx.training.fit` is given; None where each record is its own unit.
 
     Args:
       users: (R,) `dpx.data.cells.identifier`s, each of which is read by itself, or None.
@@ -78,8 +77,8 @@ def grouped(users: Any, records_per_user: Any, rows: int) -> Users | None:
       rows: R.
 
     Raises:
-      ValueError: naming the row of an identifier that is missing or none, for another number of them than of
-        records, and for a G that is no positive whole number.
+      ValueError: for an identifier that is missing or is none, naming its row; for another number of them
+        than of records; and for a G that is no positive whole number.
     """
     if users is None:
         if records_per_user is not None:
@@ -103,7 +102,7 @@ def grouped(users: Any, records_per_user: Any, rows: int) -> Users | None:
 
 
 def _check_apart(labels: np.ndarray) -> None:
-    """Raises ValueError where a user has records in several processes, which would count as several users."""
+    """Raises ValueError where a user has records in several processes, and would count as several users."""
     if not _processes.several():
         return
     own = [hashlib.blake2b(repr(x).encode(), digest_size=16).hexdigest() for x in labels]
@@ -116,34 +115,32 @@ def _check_apart(labels: np.ndarray) -> None:
 
 
 def numbered(codes: np.ndarray, count: int, records_per_user: int) -> Users:
-    """Users who are numbers in [0, count), one for each record."""
+    """The users of records, given as a number in [0, count) for each record."""
     order = np.argsort(codes, kind="stable")
     begins = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=count))])
     return Users(order, begins.astype(np.int32), records_per_user)
 
 
 def mean(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The mean over a user's records of a function of one of them, 0 where there is none.
+    """The mean of a function over a user's records; 0 for a user without records.
 
-    It takes a mask (G,) of the records that there are, and then arrays with a row for each.
+    It takes a mask (G,) of the rows that hold records, and then arrays with G rows.
     """
 
     def of_user(there: jax.Array, *records: Any) -> jax.Array:
-        found = jax.vmap(function)(*records)
-        found = found.astype(jnp.promote_types(found.dtype, jnp.float32))
-        return jnp.where(there, found, 0).sum() / jnp.maximum(there.sum(), 1)
+        values = jax.vmap(function)(*records)
+        values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+        return jnp.where(there, values, 0).sum() / jnp.maximum(there.sum(), 1)
 
     return of_user
 
 
 def mean_loss(loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
-    """The mean loss of a user's records, (params, frozen, there, *records), of that of one of them."""
+    """The mean of a loss over a user's records, as a function of (params, frozen, there, *records)."""
 
     def of_user(params: Any, frozen: Any, there: jax.Array, *records: Any) -> jax.Array:
-        def of_record(*record: Any) -> jax.Array:
-            return losses.scalar(loss_fn(params, frozen, *record))
-
-        return mean(of_record)(there, *records)
+        of_record = functools.partial(loss_fn, params, frozen)
+        return mean(lambda *record: losses.scalar(of_record(*record)))(there, *records)
 
     return of_user
 
@@ -151,18 +148,19 @@ def mean_loss(loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
 def drawing(
     users: Users, data: tuple, ids: np.ndarray, layout: Layout, sampling: Any = None
 ) -> Callable[..., Any]:
-    """What draws the records of a step: (dropout, places, mask, pieces) -> (batch and keys, where they lie).
+    """A function that draws the records of a step.
 
-    It is a program of its own, which computes with no record. How many records users have is in the shapes of
-    what it takes, and is not public. It is in no shape of the step, which clips and adds up: that program,
-    and with it how it rounds, is the same for other users.
+    It maps (dropout, places, mask, pieces) to the batch with its keys, and to where these lie. It is a
+    program of its own, which copies records and computes nothing of them. The number of each user's records
+    is not public, and is in the shapes of its arguments. It is in no shape of the step: the program that
+    clips and adds up, and so its rounding, is the same for other users.
 
     Args:
-      users: Whose each record is.
+      users: The user of each record.
       data: Trees of arrays with a row for each record.
-      ids: (N,) numbers of the users, by which they have their keys.
-      layout: Of the users.
-      sampling: A stream from which the records are drawn; else the users' keys draw them.
+      ids: (N,) the numbers of the users, from which their keys follow.
+      layout: The layout of the users.
+      sampling: A stream, from which the records are drawn; otherwise the users' keys draw them.
     """
     everybody = _watch.record_ids(layout.rows)
     spans, ids = layout.records((users.spans, ids))
@@ -178,7 +176,7 @@ def drawing(
         own = np.tile(np.arange(len(places) // layout.shards, dtype=np.int32), layout.shards)
         words = None
         if isinstance(sampling, Stream):
-            # Of everybody, 4·G bytes a user: what one draws must not depend on who else is sampled.
+            # Words for everybody, 4·G bytes a user: one user's draws do not depend on who else is sampled.
             words = sampling.words((everybody.max() + 1) * users.most, dropout[1], _RECORDS)
             words = words.reshape(-1, users.most)[everybody[layout.numbers(places)]]
         return drawn(dropout, (held, ids, places, words)), (own, mask, pieces)
@@ -192,15 +190,15 @@ def draw(
     """At most `most` records of each user, and a key for each of them.
 
     Args:
-      held: Records, sorted, as a tuple of trees; and where those of each user begin, and how many they are.
-      users: (B,) places of users.
-      keys: (B,) of the users, for this step.
+      held: Sorted records as a tuple of trees, and where each user's records begin, and how many they are.
+      users: (B,) the places of users.
+      keys: (B,) the keys of these users for this step.
       most: G.
       words: (B, G) random words that draw the records in place of the keys.
 
     Returns:
-      The batch: a mask (B, G) of the records that there are, and the records with axes (B, G) in front. Then
-      their keys, (B, G), which depend on a user's key and the place among the user's own records.
+      The batch: a mask (B, G) of the places that hold records, and records with axes (B, G) in front. Then
+      their keys (B, G), each of which follows from a user's key and a place among that user's records.
     """
     records, begins, counts = held
 
@@ -213,7 +211,7 @@ def draw(
     counts = counts[users]
     places, keys = losses.for_each(of_user, keys.dtype, keys, counts, words)
     there = jnp.arange(most) < counts[:, None]
-    # The first one of a block begins at the block's first row.
+    # The first user of a block begins at the block's first row.
     rows = (begins[users] - begins[0])[:, None] + places
     return (there, *jax.tree.map(lambda x: x[rows], records)), keys
 
@@ -221,10 +219,10 @@ def draw(
 def _distinct(
     key: jax.Array, count: jax.Array, most: int, words: jax.Array | None = None
 ) -> jax.Array:
-    """(most,) places in [0, count), which are distinct and uniformly drawn where there are so many.
+    """(most,) distinct places in [0, count), uniformly drawn, if there are that many.
 
-    Where there are fewer, it is all of them, and then the last one again. By Robert Floyd's algorithm (CACM
-    30(9), 1987), whose time and memory do not depend on how many there are to draw from.
+    If there are fewer, all of them are returned, and then the last one again. The algorithm is Robert Floyd's
+    (CACM 30(9), 1987), whose time and memory do not depend on `count`.
     """
     few = jnp.minimum(jnp.arange(most), jnp.maximum(count - 1, 0))
     last = jnp.maximum(count - most, 0) + jnp.arange(most)

@@ -16,15 +16,10 @@ from dpx.data.records import num_units, of_units
 from dpx.noise import stream
 from dpx.training import loop, precision
 from dpx.training.arguments import check_sampling
-from dpx.training.calibration import (
-    Privacy,
-    calibrate,
-    public_size,
-    quieter,
-    warn_about_delta,
-)
+from dpx.training.calibration import Privacy, calibrate, public_size, warn_about_delta
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout, as_mesh, share, whole
+from dpx.training.log import Monitoring
 from dpx.training.sampling import NAMES
 from dpx.training.users import numbered
 from experiments.dp_transformer import without_privacy
@@ -65,14 +60,17 @@ def train(
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
       params: Initial parameters, any tree of arrays.
       data: Arrays with one row per example.
-      config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
-        steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
-        the parameters, `secure` if samples and noise are of cryptographic streams, with `evaluate`
-        `evaluate_every` (steps), and with `users` `records_per_user`.
-      keys: Of the run; those of the training follow from its label.
+      config: A section with `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup`
+        (share of the steps), `weight_decay`, `log_every` and `checkpoint_every` (steps). It has
+        `compute_dtype` if that is not the type of the parameters, and `secure` if samples and noise are drawn
+        from cryptographic streams; with `evaluate` `evaluate_every` (steps), and with `users`
+        `records_per_user`.
+      keys: The keys of the run, from which those of the training follow by its label.
       mesh: The section `mesh` of a config, if it has one.
-      users: (n,) whose each example is, as in `dpx.data.Texts`: then `batch_size` is of users.
-      label, workdir, privacy, weight_fn, frozen, evaluate: See there.
+      users: (n,) the user of each example, as in `dpx.data.Texts`: `batch_size` then counts users.
+      privacy, frozen: As there.
+      label, workdir, evaluate: As in `dpx.training.log.Monitoring`.
+      weight_fn: As in `dpx.training.loop.Computation`.
     """
     rows, whose = of_units(users, share(np.arange(num_units(data[0], users))))
     grouped = None
@@ -96,19 +94,23 @@ def train(
         steps=config.steps,
         keys=keys.training(label, secure=privacy is not None and config.get("secure", False)),
         privacy=privacy,
-        label=label,
-        compute_dtype=config.get("compute_dtype"),
-        microbatch_size=config.microbatch_size,
-        record_key=True,
-        users=grouped,
-        weight_fn=weight_fn,
+        monitoring=Monitoring(
+            label,
+            workdir,
+            evaluate=None if evaluate is None else lambda params: evaluate(gathered(params)),
+            evaluate_every=1 if evaluate is None else config.evaluate_every,
+            log_every=config.log_every,
+            checkpoint_every=config.checkpoint_every,
+        ),
+        computation=loop.Computation(
+            compute_dtype=config.get("compute_dtype"),
+            microbatch_size=config.microbatch_size,
+            record_key=True,
+            users=grouped,
+            weight_fn=weight_fn,
+        ),
         frozen=frozen,
         layout=layout,
-        workdir=workdir,
-        evaluate=None if evaluate is None else lambda params: evaluate(gathered(params)),
-        evaluate_every=1 if evaluate is None else config.evaluate_every,
-        log_every=config.log_every,
-        checkpoint_every=config.checkpoint_every,
     )
     return gathered(trained)
 
@@ -183,16 +185,6 @@ def make_private(
     """Calibrates the training section to a budget: see `dpx.training.calibration.calibrate`."""
     if config.get("secure", False):
         assumptions = (*assumptions, stream.ASSUMPTION)
-    asked = check_sampling(config.get("sampling", "poisson"), config.batch_size)
-    sampling = asked or quieter(
-        epsilon=epsilon,
-        delta=delta,
-        num_examples=num_examples,
-        batch_size=config.batch_size,
-        steps=config.steps,
-        accountant=config.accountant,
-        beside=beside,
-    )
     found, guarantee = calibrate(
         epsilon=epsilon,
         delta=delta,
@@ -204,7 +196,7 @@ def make_private(
         accountant=config.accountant,
         unit=unit,
         assumptions=assumptions,
-        sampling=sampling,
+        sampling=check_sampling(config.get("sampling", "poisson"), config.batch_size),
         beside=beside,
         beside_label=beside_label,
     )

@@ -232,7 +232,7 @@ def test_fit_trains_the_adapters_alone(monkeypatch):
     params, step, seen = plain_params(), loop._step, []
 
     def recorded(*arguments):
-        seen.append(arguments[-1])
+        seen.append(arguments[-2])
         return step(*arguments)
 
     monkeypatch.setattr(loop, "_step", recorded)

@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "one leaf of a release has no noise",
         "dpx/noise/door.py",
-        "        check_finite(noisy, label)\n        about",
-        "        noisy[1:] = leaves[1:]\n        about",
+        "        check_finite(noisy, label)\n        norm",
+        "        noisy[1:] = leaves[1:]\n        norm",
         DOOR,
     ),
     Fault(
@@ -172,8 +172,8 @@ FAULTS = (
     Fault(
         "the table ends the tail of normal noise",
         "dpx/noise/lattice.py",
-        "found = jnp.where(is_far(words), far, found)",
-        "found = found",
+        "magnitude = jnp.where(is_far(words), far, magnitude)",
+        "magnitude = magnitude",
         "tests/noise/test_leaves.py::test_words_that_are_zero_are_drawn_again",
     ),
     Fault(
@@ -243,7 +243,7 @@ FAULTS = (
     ),
     Fault(
         "sums are rounded to 32 bits before the noise",
-        "dpx/noise/door.py",
+        "dpx/noise/secure.py",
         "return release(key, exact * unit, sensitivity",
         "return release(key, (exact * unit).astype(np.float32), sensitivity",
         PRICE.format("transitions"),
@@ -775,15 +775,15 @@ FAULTS = (
     Fault(
         "blocks of banded noise are longer than its bands",
         "dpx/training/calibration.py",
-        "    blocks = math.ceil(steps / bands)",
-        "    blocks = math.ceil(steps / bands / 2)",
+        "public_size(num_examples), math.ceil(steps / bands)",
+        "public_size(num_examples), math.ceil(steps / bands / 2)",
         "tests/training/test_correlated.py::test_it_costs_what_blocks_of_steps_cost",
     ),
     Fault(
         "columns of the banded matrix are longer than one",
         "dpx/training/correlated.py",
-        "return tuple((found / np.linalg.norm(found)).tolist())",
-        "return tuple((found / found[0]).tolist())",
+        "return tuple((best / np.linalg.norm(best)).tolist())",
+        "return tuple((best / best[0]).tolist())",
         "tests/training/test_correlated.py"
         "::test_the_matrix_has_columns_of_norm_one_that_overlap_within_a_block_only",
     ),
@@ -836,8 +836,8 @@ FAULTS = (
     Fault(
         "dropout masks belong to the slot",
         "dpx/training/loop.py",
-        "keys = record_keys(dropout_key, number, names)",
-        "keys = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
+        "names = record_keys(dropout_key, number, names)",
+        "names = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
         MOVED,
     ),
     Fault(
@@ -980,8 +980,8 @@ FAULTS = (
     Fault(
         "the steps that are paid for are one less",
         "dpx/training/calibration.py",
-        "return found, guarantee(steps)",
-        "return found, guarantee(steps - 1)",
+        "return calibrated, guarantee(steps)",
+        "return calibrated, guarantee(steps - 1)",
         COST,
     ),
     Fault(
@@ -1270,21 +1270,21 @@ FAULTS = (
     ),
     Fault(
         "the sampled Gram matrix has twice the samples that are admissible",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "num_samples = _at_least_n(epsilon, delta, **terms)",
         "num_samples = 2 * _at_least_n(epsilon, delta, **terms)",
         PRICE.format("sampled Gram, replace"),
     ),
     Fault(
         "sampling forgets the shift that keeps neighbours close",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "covariance = gram.astype(floor.dtype) * unit + floor",
         "covariance = gram.astype(floor.dtype) * unit + 0.01 * floor",
         REPLACED.format("sampled Gram, replace"),
     ),
     Fault(
         "the tails of a sampled Gram matrix end where those of JAX's chi-square do",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "diagonal = coupled.chi(chi_key, num_samples - jnp.arange(n), normals[:, n:])",
         "diagonal = jnp.sqrt(jax.random.chisquare(chi_key, num_samples - jnp.arange(n)))",
         "tests/noise/test_every_draw.py"
@@ -1292,28 +1292,28 @@ FAULTS = (
     ),
     Fault(
         "all rows of a sampled factor have as many degrees of freedom",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "num_samples - jnp.arange(n), normals",
         "num_samples - 0 * jnp.arange(n), normals",
         "tests/gram/test_gram_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom",
     ),
     Fault(
         "the degrees of freedom of a sampled factor count from one",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "num_samples - jnp.arange(n), normals",
         "num_samples - 1 - jnp.arange(n), normals",
         "tests/gram/test_gram_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom",
     ),
     Fault(
         "a sampled Gram matrix keeps the low bits of the exact one",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "grid.onto(grid_key, factor / step)",
         "(factor / step)",
         "tests/gram/test_gram_sampling.py::test_releases_lie_on_a_grid_that_neighbours_share",
     ),
     Fault(
         "the grid of a sampled Gram matrix follows the exact one",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "step = _GRID * math.sqrt(eta / num_samples)",
         "step = _GRID * jnp.sqrt(covariance[0, 0] / num_samples)",
         "tests/gram/test_gram_sampling.py::test_releases_lie_on_a_grid_that_neighbours_share",
@@ -1334,14 +1334,14 @@ FAULTS = (
     ),
     Fault(
         "rounding of what is put on a grid is not paid for",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "left = epsilon - 2 * cost, ",
         "left = epsilon, ",
         "tests/gram/test_gram_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
     ),
     Fault(
         "rounding of a Cholesky factor is not in how far a record moves it",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         " + 2 * off) / (eta - off)",
         ") / (eta - off)",
         "tests/gram/test_gram_sampling.py::test_what_a_program_may_differ_by_is_paid_for",
@@ -1623,8 +1623,8 @@ FAULTS = (
     Fault(
         "training is calibrated as if nothing were released before it",
         "dpx/training/calibration.py",
-        "steps=blocks, beside=event, **settings)",
-        "steps=blocks, **settings)",
+        "steps=blocks, beside=event, **about)",
+        "steps=blocks, **about)",
         "tests/training/test_training.py::test_budget_includes_what_was_released_before",
     ),
     Fault(
@@ -2100,14 +2100,14 @@ FAULTS = (
     Fault(
         "what a training begins with is not remembered",
         "dpx/training/keys.py",
-        "of_label(key, (found, settings))",
-        'of_label(key, (found, ""))',
+        "of_label(key, (same, settings))",
+        'of_label(key, (same, ""))',
         PURPOSES + "test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments",
     ),
     Fault(
         "a run goes on under a version that draws other noise",
         "dpx/training/resuming.py",
-        'if found.get("randomness") != _RANDOMNESS:',
+        'if before.get("randomness") != _RANDOMNESS:',
         "if False:",
         "tests/training/test_resuming.py"
         "::test_under_another_version_whose_noise_differs_nothing_goes_on",
@@ -2166,7 +2166,7 @@ FAULTS = (
     Fault(
         "a process trains with other settings than those of the guarantee",
         "dpx/training/fitting.py",
-        "_processes.check_same(settings | every)",
+        "_processes.check_same(settings | monitoring.every)",
         "pass",
         "tests/training/test_resuming.py"
         "::test_processes_with_other_arguments_are_refused_before_anything_is_kept",
@@ -2174,7 +2174,7 @@ FAULTS = (
     Fault(
         "a training under a run's keys returns the result of other settings",
         "dpx/training/keys.py",
-        "_processes.of_first(lambda: resuming.check_training(workdir, found, settings))",
+        "_processes.of_first(lambda: resuming.check_training(workdir, same, settings))",
         "pass",
         "tests/training/test_resuming.py::test_under_a_runs_keys_a_result_is_that_of_its_own_arguments",
     ),
@@ -2541,8 +2541,8 @@ FAULTS = (
     Fault(
         "a finished training is repeated under another accountant",
         "dpx/training/fitting.py",
-        'if accountant != "pld":',
-        "if False:",
+        '"accountant": None if accountant == "pld" else accountant,',
+        "",
         "tests/training/test_fit.py::test_a_folder_goes_on_with_nothing_else",
     ),
     Fault(
@@ -2878,8 +2878,8 @@ FAULTS = (
     Fault(
         "noise that is taken back later is written to checkpoints",
         "dpx/training/loop.py",
-        "(bands == 1 and done % checkpoint_every == 0)",
-        "done % checkpoint_every == 0",
+        "(bands == 1 and done % monitoring.checkpoint_every == 0)",
+        "done % monitoring.checkpoint_every == 0",
         "tests/training/test_correlated.py::test_no_checkpoint_is_written_before_the_end",
     ),
     Fault(
@@ -2892,7 +2892,7 @@ FAULTS = (
     Fault(
         "a training goes on with samples that are cut off elsewhere",
         "dpx/training/fitting.py",
-        "dataclasses.asdict(chosen) | {",
+        "dataclasses.asdict(way) | {",
         "{",
         "tests/training/test_fitting.py::test_a_call_that_goes_on_differs_in_nothing_that_counts",
     ),
@@ -3170,16 +3170,16 @@ FAULTS = (
     Fault(
         "types that follow from the records count as public without a word",
         "dpx/training/fitting.py",
-        "assumptions=(*assumptions, *inferred_types(data))",
-        "assumptions=assumptions",
+        "            *inferred_types(data),\n",
+        "",
         "tests/training/test_fit.py"
         "::test_takes_what_users_have_and_says_whether_types_follow_from_it[pandas]",
     ),
     Fault(
         "a training goes on with another generator of random numbers",
         "dpx/training/fitting.py",
-        'settings["generator"] = generator',
-        "pass",
+        '"generator": None if (made := purposes.generator()) == "threefry2x32" else made,',
+        "",
         "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg]",
     ),
     Fault(
@@ -3263,7 +3263,7 @@ FAULTS = (
     Fault(
         "rows are called what they are not, in the guarantee",
         "dpx/training/fitting.py",
-        'unit = f"row of the data, which is called {unit}"',
+        'stated = f"row of the data, which is called {unit}"',
         "pass",
         "tests/training/test_fit_door.py::test_a_unit_is_what_a_row_is_called",
     ),
@@ -3595,7 +3595,7 @@ FAULTS = (
     ),
     Fault(
         "the diagonal of a sampled factor shares draws with what is below it",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "normals[:, n:])",
         "normals[:, : coupled.SUMMED])",
         "tests/gram/test_gram_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom[6]",
@@ -3610,7 +3610,7 @@ FAULTS = (
     ),
     Fault(
         "what a program differs by is taken off ε for one of two neighbours",
-        "dpx/gram/sampling.py",
+        "dpx/gram/wishart.py",
         "left = epsilon - 2 * cost, delta",
         "left = epsilon - cost, delta",
         "tests/gram/test_gram_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
@@ -3762,8 +3762,8 @@ FAULTS = (
     Fault(
         "that a user has one identifier is no assumption",
         "dpx/training/fitting.py",
-        "assumptions = (people.ASSUMPTION, *assumptions)",
-        "pass",
+        "            *(() if grouped is None else (people.ASSUMPTION,)),\n",
+        "",
         "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
     ),
     Fault(
@@ -3963,7 +3963,7 @@ FAULTS = (
     Fault(
         "a secure training draws from JAX's generator, and its guarantee says otherwise",
         "dpx/training/keys.py",
-        'settings["label"], settings.get("secure", False)',
+        'settings["label"], bool(settings.get("secure"))',
         'settings["label"], False',
         SECURE + "test_noise_and_samples_follow_from_the_secret_alone",
     ),

@@ -12,7 +12,7 @@ from scipy import stats
 import dpx
 from dpx import gram
 from dpx.audit import epsilon_lower_bound
-from dpx.gram import sampling
+from dpx.gram import wishart
 from experiments.bench import gram as bench_gram
 
 KEY = jax.random.key(6)
@@ -125,7 +125,7 @@ def test_all_draws_of_a_sampled_matrix_have_keys_of_their_own(monkeypatch):
 
     monkeypatch.setattr(jax.random, "bits", spied)
     with jax.disable_jit(), jax.enable_x64(True):
-        sampling._draw(KEY, jnp.eye(3), 18.0, 0.01)
+        wishart._draw(KEY, jnp.eye(3), 18.0, 0.01)
     own = tuple(np.asarray(jax.random.key_data(KEY)).tolist())
     assert len({*keys, own}) == len(keys) + 1 > 3
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpx import gram
-from dpx.gram import accounting, sampling
+from dpx.gram import accounting, wishart
 from dpx.gram.columns import clipped_gram
 from dpx.noise import coupled
 
@@ -35,7 +35,7 @@ ABOUT = {
 
 def factors(covariance, k, count):
     with jax.enable_x64(True):
-        draw = jax.jit(jax.vmap(sampling._factor, (0, None, None)))
+        draw = jax.jit(jax.vmap(wishart._factor, (0, None, None)))
         keys = jax.random.split(KEY, count)
         return np.asarray(draw(keys, jnp.asarray(covariance), float(k)))
 
@@ -97,7 +97,7 @@ def test_rounding_of_a_factor_is_less_than_what_is_paid_for(n):
                 patch.setattr(coupled, "chi", lambda *_, t=triangle: jnp.asarray(np.diag(t)))
                 beside = np.pad(triangle, ((0, 0), (0, coupled.SUMMED)))
                 patch.setattr(coupled, "normal", lambda *_, t=beside: jnp.asarray(t))
-                found = np.asarray(sampling._factor(KEY, jnp.asarray(covariance), 1000.0), wide)
+                found = np.asarray(wishart._factor(KEY, jnp.asarray(covariance), 1000.0), wide)
             lower = np.linalg.cholesky(covariance)
             lower = np.asarray(jnp.linalg.cholesky(jnp.asarray(covariance)), wide)
             unit = wide(2) ** -53
@@ -114,7 +114,7 @@ def test_what_a_program_may_differ_by_is_paid_for():
     real = accounting.ideal_samples(1.0, 1e-6, n=16, **TERMS)
     assert real * (1 - 1e-3) < k <= real
     x = 1.0 + math.log(1e6) + 30
-    cost = sampling.price(k, x, n=16, **TERMS)
+    cost = wishart.price(k, x, n=16, **TERMS)
     assert 1e-8 < cost < 1e-5
     # By hand: trace 2²⁶ + nη, grid of 2⁻⁶, and n² + 32n draws.
     x += math.log(16**2 + 32 * 16)
@@ -123,7 +123,7 @@ def test_what_a_program_may_differ_by_is_paid_for():
     spread *= math.sqrt(k) + 32 + 8 * w + w**2 / 16
     kept = 2**-40 * x + 2**-47 * 4 * x**2 * math.exp(x / (3 * depth) + 2) / (27 * depth)
     assert cost == pytest.approx(spread + 256 * 2**-52 + 32 * kept, rel=1e-5)
-    change = sampling._change(n=16, **TERMS)
+    change = wishart._change(n=16, **TERMS)
     rounded = gram.rounded_sensitivity(16, 1.0, None, "replace_one")
     off = 2 * 2**-53 * 24 * (2**26 + 3200)
     assert change == pytest.approx((rounded + 2 * off) / (200 - off), rel=1e-9)
@@ -141,8 +141,8 @@ def test_what_is_left_of_the_budget_covers_the_samples(epsilon, n, eta, calibrat
     if k < n:
         return
     x = epsilon + math.log(1 / delta) + 30
-    cost = sampling.price(k, x, **terms)
-    change = sampling._change(**terms)
+    cost = wishart.price(k, x, **terms)
+    change = wishart._change(**terms)
     own = delta * math.exp(-cost) * (1 - 1e-12)
     spent = gram.sampling_epsilon(
         k,

@@ -106,7 +106,7 @@ def test_noise_and_probabilities():
 def test_what_is_public_is_an_assumption():
     fitted = popularity.fit(jax.random.key(1), HISTORIES, epsilon=1.0, delta=1e-5)
     assert fitted.guarantee.assumptions == ("the catalogue of items is public",)
-    both = popularity.guarantee(1.0, 1e-5, 2.0, "test")
+    both = popularity.guarantee(1.0, 1e-5, "test")
     assert both.assumptions == (
         "the catalogue of items is public",
         "the number of users is public",

@@ -15,7 +15,7 @@ from dpx import _watch, audit
 from dpx.noise.stream import Stream
 from dpx.training import Allocation, Poisson, allocated_batches, calibration, loop
 from dpx.training import keys as secrets
-from dpx.training.log import Progress
+from dpx.training.log import Monitoring, Progress
 
 RECORDS, Q = 1000, 0.1
 of_both = pytest.mark.parametrize("seed", [0, Stream(bytes(32))], ids=["PCG64", "ChaCha20"])
@@ -173,16 +173,28 @@ def test_a_killed_training_goes_on_within_an_epoch(tmp_path, monkeypatch):
     assert spent[-1] == resumed.guarantee.epsilon == whole.guarantee.epsilon
 
 
-def test_auto_takes_the_one_that_needs_less_noise():
+def test_auto_takes_the_one_that_needs_less_noise(monkeypatch):
+    monkeypatch.setattr(calibration.correlated, "coefficients", lambda steps, bands: (1.0,) * bands)
     budget: dict[str, Any] = {"delta": 1e-5, "num_examples": 60, "batch_size": 6, "steps": 10}
-    assert calibration.quieter(epsilon=2.0, **budget) == Allocation()
-    assert calibration.quieter(epsilon=2.0, **budget, accountant="rdp") == Poisson()
-    assert calibration.quieter(epsilon=2.0, **budget, bands=2) == Poisson()
+    about: dict[str, Any] = {
+        "l2_clip_norm": 1.0,
+        "normalize": False,
+        "unit": "x",
+        "assumptions": (),
+    }
+
+    def auto(accountant="pld", **changes):
+        private, _ = calibration.calibrate(
+            sampling=None, accountant=accountant, **about, **budget | changes
+        )
+        return private.sampling
+
+    assert auto(epsilon=2.0) == Allocation()
+    assert auto(epsilon=2.0, accountant="rdp") == Poisson()
+    assert auto(epsilon=2.0, bands=2) == Poisson()
     # Of a δ at which a record that is never sampled counts, and where all records are in each batch
-    large: dict[str, Any] = budget | {"delta": 0.3}
-    whole: dict[str, Any] = budget | {"batch_size": 60}
-    assert calibration.quieter(epsilon=3.0, **large) == Poisson()
-    assert calibration.quieter(epsilon=2.0, **whole) == Poisson()
+    assert auto(epsilon=3.0, delta=0.3) == Poisson()
+    assert auto(epsilon=2.0, batch_size=60) == Poisson()
 
 
 @pytest.mark.slow
@@ -242,5 +254,5 @@ def test_a_training_runs_with_the_sampling_that_is_priced():
                 steps=9,
                 keys=secrets.derive(jax.random.key(0)).training("run"),
                 privacy=private,
-                label="run",
+                monitoring=Monitoring("run"),
             )

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 import dpx
 from dpx import _processes
 from dpx import _storage as storage
-from dpx.training import checkpoints, resuming
+from dpx.training import checkpoints, purposes, resuming
 from dpx.training import keys as secrets
 from dpx.training.log import MetricLog, evaluated
 
@@ -168,11 +168,11 @@ def test_processes_with_other_arguments_are_refused_before_anything_is_kept(tmp_
     """The other process clips to 1000: what it adds would have a thousandth of the noise."""
 
     def of_each(own):
-        others = {"l2_clip_norm": [1000.0], "sampling": None} if "l2_clip_norm" in own else {}
+        others = {"l2_clip_norm": [1000.0], "bands": 2} if "l2_clip_norm" in own else {}
         return [own, own | others]  # nor is any program that is compared another one
 
     monkeypatch.setattr(_processes, "of_each", of_each)
-    with pytest.raises(ValueError, match="l2_clip_norm, sampling must be the same in all"):
+    with pytest.raises(ValueError, match="bands, l2_clip_norm must be the same in all"):
         fit(tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -205,7 +205,7 @@ def test_keys_have_all_bits_of_their_entropy():
     keys = np.array([jax.random.key_data(dpx.secret_key()) for _ in range(4)])
     assert len(np.unique(keys[:, 0])) == len(np.unique(keys[:, 1])) == 4
     with pytest.raises(ValueError, match="must be one JAX key"):
-        secrets.check(jax.random.split(jax.random.key(0), 2))
+        purposes.check(jax.random.split(jax.random.key(0), 2))
 
 
 def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):

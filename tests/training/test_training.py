@@ -13,7 +13,7 @@ from dpx.training import checkpoints, loop
 from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout
-from dpx.training.log import Progress
+from dpx.training.log import Monitoring, Progress
 from dpx.training.purposes import words_of
 from experiments.dp_transformer import training
 
@@ -79,17 +79,13 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         optimizer,
         privacy,
         Layout(None, len(X)),
-        piece,
-        True,
-        None,
-        False,
-        None,
+        loop.Computation(microbatch_size=piece, record_key=True),
         (PARAMS, optimizer.init(PARAMS)),
         (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
-        indices,
-        indices < real,
-        -(-max(real, 1) // piece),
+        (indices, indices < real, -(-max(real, 1) // piece)),
         (jax.random.key(0), 0),
+        None,
+        None,
     )
     return state[0], mean_loss
 
@@ -275,8 +271,10 @@ def test_a_weighted_mean_counts_no_padding():
         steps=1,
         keys=keys().training("run"),
         privacy=None,
-        label="run",
-        microbatch_size=4,
-        weight_fn=lambda x, weight: weight,
+        monitoring=Monitoring("run"),
+        computation=loop.Computation(
+            microbatch_size=4,
+            weight_fn=lambda x, weight: weight,
+        ),
     )
     np.testing.assert_allclose(record.loss, x.sum() / weights.sum(), rtol=1e-6)  # 32-bit floats

@@ -21,7 +21,7 @@ from jax.core import Tracer
 from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_integer, check_real
 from dpx.cross_attention.trees import leaf_sums
-from dpx.cross_attention.trees.node_noise import NodeNoise, distance_noise
+from dpx.cross_attention.trees.node_noise import NodeNoise, check_noise, distance_noise
 from dpx.cross_attention.trees.node_sums import distance_table, distances, leaf_moments, num_bins
 from dpx.cross_attention.trees.sums import check_bounds, check_inside, tree_guarantee
 from dpx.noise import check_finite, check_size, secure
@@ -85,8 +85,11 @@ class DPTreeHighDim:
             bins = num_bins(check_integer(bins, "bins"), 1)
         else:
             bins = num_bins(bins, max([1, *np.shape(x)[:1]]))
+        check_bounds(weight_bound=weight_bound, bound=bound)
+        weight_bound, power = float(weight_bound), check_integer(power, "power")
         about: dict[str, Any] = {"weight_bound": weight_bound, "power": power, "noise": noise}
-        budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+        budget = {"epsilon": check_epsilon(epsilon), "delta": check_delta(delta)}
+        check_noise(noise, budget["delta"])
         if is_traced(x, weights):
             inside, weights, bounds = _entered(cls._rows(x), weights, bound, weight_bound)
             known, unit = (key, inside, weights), 1.0
@@ -94,12 +97,11 @@ class DPTreeHighDim:
             with wide_sums(*known):
                 leaves = jax.lax.map(sums, inside.T)
         else:
-            _planned(np.ravel(bound), bins, **about, **budget)  # checks before reading
             summing = functools.partial(cls.statistic, bound=bound, bins=bins, **about)
             summed = total(summing, x, weights)
             summed.check("trees of distances", bound=np.ravel(bound), bins=bins, **about)
             leaves, bounds = summed.sums[0].astype(np.float64), summed.options["bounds"]
-            known, unit = (key,), leaf_sums.unit(float(weight_bound))
+            known, unit = (key,), leaf_sums.unit(weight_bound)
         nodes, guarantee = _planned(bounds, bins, **about, **budget)
         dtype = jnp.result_type(float)
         with wide_sums(*known):
@@ -196,12 +198,7 @@ def _tables(key, leaves, nodes: NodeNoise, unit: float) -> jax.Array:
 
 
 def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
-    """The noise of the nodes, and the guarantee; raises ValueError for an argument out of range."""
-    power = check_integer(power, "power")
-    check_bounds(weight_bound=weight_bound, bound=bounds)
-    weight_bound = float(weight_bound)
-    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-    bounds = np.asarray(bounds, np.float64)
+    """The noise of the nodes, and the guarantee; raises ValueError for sizes that floats do not hold."""
     change = 2 * weight_bound + leaf_sums.rounding(weight_bound, 1)
     depth = bins.bit_length() - 1
     nodes, event = distance_noise(noise, bounds, power, depth, change, epsilon, delta)
