@@ -276,7 +276,7 @@ ON_HOST = {
     "gram.as_printed", "gram.frobenius_sensitivity", "gram.gaussian_entry_error", "gram.max_samples",
     "gram.rounded_sensitivity", "gram.sampling_entry_error", "gram.sampling_epsilon",
     "gram.statistic", "gram.utility_bounds",
-    "noise.check_finite", "noise.check_size", "noise.release_integers", "noise.sum_sparse",
+    "noise.check_finite", "noise.check_size", "noise.release_integers",
     "noisy_head.as_printed", "noisy_head.calibrate_one_shot", "noisy_head.gradient_sensitivity",
     "noisy_head.hyperparameters", "nn.pretrained.default_path", "nn.pretrained.files", "nn.pretrained.load",
     "nn.pretrained.open_checkpoint", "nn.pretrained.padded", "nn.pretrained.save",
