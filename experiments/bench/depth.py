@@ -4,14 +4,14 @@
 
 A transformer of width 128 with 4, 12, 24 and 48 blocks, one after the other as most models are written. The
 ordinary step (mean gradient, not private) and `dpx.clipped_grad` are traced and compiled in turn, each in a
-process of its own. The CPU time of all threads is counted, because wall time says little on a busy machine.
+process of its own. The CPU time of all threads is counted, because wall time says little on a busy machine,
+and the least of the repeats is taken: whatever else runs makes a core slower, and none faster.
 
-Writes depth.csv (medians of the repeats), depth.md and depth.png.
+Writes depth.csv, depth.md and depth.png.
 """
 
 import csv
 import gc
-import statistics
 import subprocess
 import sys
 import time
@@ -127,9 +127,7 @@ def main(argv: list[str]) -> None:
             for step in STEPS:
                 found[step].append(point(step, blocks))
         for step in STEPS:
-            trace, compilation = (
-                statistics.median(each) for each in zip(*found[step], strict=True)
-            )
+            trace, compilation = map(min, zip(*found[step], strict=True))
             row = {"blocks": blocks, "step": step, "trace_s": trace, "compile_s": compilation}
             first = rows[-1] if step != STEPS[0] else row
             row["trace_ratio"] = trace / first["trace_s"]
