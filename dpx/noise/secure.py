@@ -220,7 +220,7 @@ def release_integers(
 
     Guarantee: that of a Gaussian mechanism with this noise multiplier, if `exact` differs between neighbours
     by a vector of l2 norm at most `sensitivity`. Without a key the arithmetic is exact (module docstring).
-    With a key `dpx.noise.release` adds the noise in floating point, to which integers above 2⁵³ are rounded.
+    With a key it is `dpx.noise.release` of floats of 64 bits, to which integers above 2⁵³ are rounded.
 
     Args:
       key: A secret key that is used for this release alone; None for noise from OpenDP.
