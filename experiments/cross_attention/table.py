@@ -32,7 +32,7 @@ _TITLES = {
     "mean": "mean of V, not private",
 }
 _NOT_COVERED = (
-    "the errors and both rows of means, which are computed on the private rows: keep them to yourself",
+    "the errors and the rows mean and dp_mean, which are computed on the private rows: keep them to yourself",
 )
 _MEANS = 20  # draws of the private mean's noise
 

@@ -111,6 +111,11 @@ def configured(source, folder, monkeypatch):
         np.savez(folder / "x.npz", K=rng.random((30, 2)), V=rng.random((30, 1)))
         changes |= {"data.path": str(folder / "x.npz"), "data.key": "K", "data.value": "V"}
         changes |= {"key_bound": 1.0, "value_bound": 1.0}
+    if name == "classify:table":
+        rows = "".join(f"word{i % 7} of a text {i},{'ab'[i % 2]}\n" for i in range(300))
+        (folder / "texts.csv").write_text("text,label\n" + rows)
+        changes |= {"data.path": str(folder / "texts.csv")}
+        changes |= {"data.text": "text", "data.label": "label", "data.labels": ("a", "b")}
     if name == "text":
         (folder / "lines.txt").write_text("".join(f"line {i} of many\n" for i in range(300)))
         changes["data.path"] = str(folder / "lines.txt")
