@@ -86,8 +86,9 @@ class Embedding(NamedTuple):
                 file,
                 words=np.array(list(counts)),
                 numbers=numbers,
-                words_to_directions=self.directions,
-                **self.projection._asdict(),
+                directions=self.directions,
+                centre=self.projection.centre,
+                whitening=self.projection.directions,
             )
 
 
@@ -126,8 +127,8 @@ def load_embedding(path: Path) -> Embedding:
     with np.load(path, allow_pickle=False) as arrays:
         *counts, num_documents = arrays["numbers"].tolist()
         words = arrays["words"].tolist()
-        directions = arrays["words_to_directions"]
-        projection = Projection(*(arrays[name] for name in Projection._fields))
+        directions = arrays["directions"]
+        projection = Projection(arrays["centre"], arrays["whitening"])
     frequencies = DocumentFrequencies(dict(zip(words, counts, strict=True)), num_documents)
     return Embedding(frequencies, directions, projection)
 

@@ -7,7 +7,6 @@ the release, however many there are.
 """
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from dpx._validate import check_integer
 from dpx.nn import lora, pretrained
 from dpx.nn.pretrained import Decoder, DecoderSettings, padded
 from experiments.cross_attention.labelled import Documents
 from experiments.dp_transformer.documents import Bytes
-from experiments.dp_transformer.pieces import in_pieces, once
+from experiments.dp_transformer.pieces import in_pieces, kept, once
 
 KINDS = ("none", "pretrained", "random")
 _PIECE = 16  # texts that are read at a time
@@ -65,7 +63,7 @@ def in_words(
       data: The documents, of which only public ones and those that ask are read.
       releases: What a release gives each label, (n, words), of the keys (n, dim) of documents.
     """
-    read = _kept(language.to_json())
+    read = _reader(language)
     odds, public = read(data.texts), read(data.public_texts)
     rows = {"pretrained": odds, "public": answered(odds, public)}
     for row, scores in releases.items():
@@ -74,9 +72,9 @@ def in_words(
     return rows
 
 
-@functools.lru_cache(maxsize=1)
-def _kept(language: str) -> Callable[[Sequence[str]], np.ndarray]:
-    return once(reader(ConfigDict(json.loads(language))))
+@kept
+def _reader(language) -> Callable[[Sequence[str]], np.ndarray]:
+    return once(reader(language))
 
 
 def reader(language) -> Callable[[list[str]], np.ndarray]:
@@ -105,15 +103,15 @@ def reader(language) -> Callable[[list[str]], np.ndarray]:
         for size in np.unique(sizes):
             at = np.flatnonzero(sizes == size)
             tokens, mask = padded([asked[i] for i in at], int(size))
-            given = state, tokens, mask.sum(1) - 1
-            found[at] = in_pieces(functools.partial(_of_rows, odds, *given), len(at), _PIECE)
+            last = mask.sum(1) - 1
+
+            def some(rows, tokens=tokens, last=last):
+                return odds(state, tokens[rows], last[rows])
+
+            found[at] = in_pieces(some, len(at), _PIECE)
         return found
 
     return read
-
-
-def _of_rows(function, state, tokens: np.ndarray, last: np.ndarray, rows: np.ndarray):
-    return function(state, tokens[rows], last[rows])
 
 
 def answered(odds: np.ndarray, public: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Documents with a label, as unit vectors that a public corpus defines: private ones, and others that ask."""
 
-import functools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,7 +15,7 @@ from dpx.nn.pretrained import padded
 from experiments.dp_transformer import classifier, labelled_texts
 from experiments.dp_transformer.documents import newsgroups_table
 from experiments.dp_transformer.labelled_texts import Labelled
-from experiments.dp_transformer.pieces import once
+from experiments.dp_transformer.pieces import kept, once
 
 
 class TextEmbedding(Protocol):
@@ -87,7 +85,7 @@ def check(config) -> None:
                 "defines the keys, and the other asks; those of config.data.path are private"
             )
         classifier.check(_classifier_config(config))
-        width = len(classifier.build(_classifier_config(config)).trained["weights"])
+        width = len(_classifier(_classifier_config(config)).trained["weights"])
         if config.dim > width:
             raise ValueError(
                 f"config.dim={config.dim} must be at most {width}, the width of the encoder"
@@ -212,26 +210,28 @@ def _paths(config) -> tuple[str, str]:
 
 def _classifier_config(config) -> ConfigDict:
     """The config of a classifier that has the encoder, of which nothing is trained."""
-    mode = (
-        "probe" if config.model.kind == "pretrained" else "full"
-    )  # of one from scratch all is new
-    data = {"length": config.data.length, "labels": tuple(config.data.labels)}
+    is_new = config.model.kind != "pretrained"
     return ConfigDict(
-        {"seed": config.seed, "data": data, "model": config.model, "tune": {"mode": mode}}
+        {
+            "seed": config.seed if is_new else 0,  # on which only an encoder from scratch depends
+            "data": {"length": config.data.length, "labels": tuple(config.data.labels)},
+            "model": config.model,
+            "tune": {"mode": "full" if is_new else "probe"},
+        }
     )
 
 
+_classifier = kept(classifier.build)
+
+
 def _features(config) -> Callable[[Sequence[str]], np.ndarray]:
-    about = _classifier_config(config)
-    if config.model.kind == "pretrained":
-        about.seed = 0  # which only an encoder from scratch depends on
-    return _kept_features(about.to_json())
+    return _features_by(_classifier_config(config))
 
 
-@functools.lru_cache(maxsize=1)
-def _kept_features(about: str) -> Callable[[Sequence[str]], np.ndarray]:
-    """Features (n, d) of texts by an encoder."""
-    model = classifier.build(ConfigDict(json.loads(about)))
+@kept
+def _features_by(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
+    """Features (n, d) of texts by the encoder of a classifier."""
+    model = _classifier(about)
 
     def read(texts: list[str]) -> np.ndarray:
         arrays = padded(model.tokenizer.encode(texts, model.length), model.length)

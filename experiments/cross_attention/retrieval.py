@@ -221,9 +221,10 @@ def _paid(
             epsilon=config.epsilon,
             delta=config.delta,
         )
+        row = block.measure(0.0).place
         # Without the groups' exact shares, which are private.
-        rows[block.measure(0).place] = block
-        scores[block.measure(0).place].append(accuracy(noisy, data.truth[block.part]))
+        scores[row].append(accuracy(noisy, data.truth[block.part]))
+        rows[row] = block
     return [row.measure(float(np.mean(scores[name]))) for name, row in rows.items()], releases
 
 

@@ -36,7 +36,7 @@ def draw(runs: Sequence[Any], folder: Path) -> list[Path]:
             means, errors = zip(*(points[x] for x in xs), strict=True)
             color, label = f"C{len(LEVELS) + PAID.index(row)}", of[0].titles[row]
             axes.errorbar(xs, means, yerr=errors, marker="o", color=color, capsize=2, label=label)
-        words = in_words(wins_from(paid, levels["sketch"]))
+        words = _words(wins_from(paid, levels["sketch"]))
         axes.set(xscale="log", xlabel="number of queries", title=f"ε = {epsilon:g}\n{words}")
         axes.title.set_fontsize("small")
     panels[0, 0].set_ylabel("accuracy")
@@ -97,7 +97,8 @@ def wins_from(
     return float(np.exp(np.interp(share, [0, 1], np.log(counts[last : last + 2]))))
 
 
-def in_words(when: float | None) -> str:
+def _words(when: float | None) -> str:
+    """What `wins_from` says, as the title of a panel."""
     if when is None:
         return "the memory never wins"
     if when == 0:

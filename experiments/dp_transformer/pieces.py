@@ -1,9 +1,12 @@
-"""Rows that are read some at a time, and always as many."""
+"""Rows that are read some at a time, and always as many, and what is kept of reading them."""
 
+import functools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 
 def in_pieces(function: Callable[[np.ndarray], Any], count: int, size: int) -> np.ndarray:
@@ -33,3 +36,13 @@ def once(read: Callable[[list[str]], np.ndarray]) -> Callable[[Sequence[str]], n
         return np.stack([kept[text] for text in texts])
 
     return rows
+
+
+def kept(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same function of a section of a config, which keeps what it has made of the last one."""
+
+    @functools.lru_cache(maxsize=1)
+    def made(section: str) -> Any:
+        return make(ConfigDict(json.loads(section)))
+
+    return lambda section: made(section.to_json())

@@ -6,7 +6,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from dpx.data import embedding
-from dpx.data.embedding import fit_embedding
+from dpx.data.embedding import fit_embedding, load_embedding
 from dpx.data.newsgroups import load_labelled
 
 WORDS = [a + b for a in "abcdefgh" for b in "klmnopqr"]
@@ -29,6 +29,17 @@ def test_directions_are_those_of_an_independent_implementation():
     order = [theirs.vocabulary_[word] for word in ours.frequencies.counts]
     projections = [rows.T @ rows for rows in (svd.components_[:, order], ours.directions.T)]
     np.testing.assert_allclose(*projections, atol=1e-6)
+
+
+def test_a_file_has_the_names_that_earlier_ones_have_and_gives_the_same_vectors(tmp_path):
+    texts, _ = corpus(100)
+    ours = fit_embedding(texts, 4, min_documents=1, max_share=1.0)
+    ours.save(tmp_path / "embedding.npz")
+    with np.load(tmp_path / "embedding.npz") as arrays:
+        assert set(arrays) == {"words", "numbers", "directions", "centre", "whitening"}
+        assert arrays["directions"].shape == (len(ours.frequencies.counts), 4)
+    read = load_embedding(tmp_path / "embedding.npz")
+    np.testing.assert_array_equal(read(texts), ours(texts))
 
 
 def test_vectors_are_unit_vectors_of_their_own_text_alone():
