@@ -9,6 +9,8 @@ what it gains; `python -m experiments.bench.tuning` measures it again.
   Without it 24 blocks take 1.13 times as long to compile.
 - kept: what blocks under `jax.checkpoint` make is kept where the compiler drops their barriers. Without it
   six such blocks take 1.54 times as long and 2.31 times the memory.
+- ordered: convolutions get their axes in the order for which there is fast code. Without it
+  six of them, with features before places, take 8.3 times as long.
 """
 
 from collections.abc import Callable
@@ -16,13 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 
 from dpx.clipping import jaxprs, meshes
 
 # What programs for one CPU use.
-TRICKS = frozenset({"rows", "outlined", "kept"})
+TRICKS = frozenset({"rows", "outlined", "kept", "ordered"})
 # Equations of a step that is outlined, those inside of others included: three blocks of a transformer, or one
 # long body of a scan.
 LONG = 1750
@@ -62,3 +65,26 @@ def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
         return jax.tree.unflatten(jax.tree.structure(like), found)
 
     return called, like
+
+
+def orders(eqn: Any) -> bool:
+    """Whether a convolution is computed by `ordered`. With features in groups the other code is faster."""
+    return uses("ordered") and eqn.params["feature_group_count"] == 1
+
+
+def ordered(eqn: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution with its axes in the order for which XLA has fast code.
+
+    It changes the order by itself only in the outermost computation of a program, not in loops.
+    """
+    of_x, of_kernel, of_result = eqn.params["dimension_numbers"]
+    last = x.ndim - 1
+    # Batch first and features last; of a kernel, features in, then out.
+    axes, of_features = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
+    numbers = lax.ConvDimensionNumbers(axes, of_features, axes)
+    x = x.transpose(of_x[0], *of_x[2:], of_x[1])
+    kernel = kernel.transpose(*of_kernel[2:], of_kernel[1], of_kernel[0])
+    result = lax.conv_general_dilated_p.bind(
+        x, kernel, **eqn.params | {"dimension_numbers": numbers}
+    )
+    return jnp.moveaxis(result, axes, of_result)

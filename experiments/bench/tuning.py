@@ -58,10 +58,24 @@ def under_remat() -> Problem:
     return loss, pairs, (jnp.ones((16, 128, 128)),)
 
 
+def images() -> Problem:
+    """Six convolutions whose features come before places, as in Equinox."""
+
+    def loss(kernels: list[jax.Array], x: jax.Array) -> jax.Array:
+        x = jnp.tile(x, (16, 1, 1))[None]
+        for kernel in kernels:
+            x = jnp.tanh(jax.lax.conv(x, kernel, (1, 1), "SAME"))
+        return jnp.mean(x**2)
+
+    kernels = [jax.random.normal(jax.random.key(i), (16, 16, 3, 3)) / 12 for i in range(6)]
+    return loss, kernels, (jax.random.normal(jax.random.key(6), (64, 1, 28, 28)),)
+
+
 PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
     "rows": ("GPT-2, two blocks", functools.partial(of_shape, "gpt2-small 2 blocks")),
     "outlined": ("24 blocks", deep),
     "kept": ("blocks under remat", under_remat),
+    "ordered": ("six convolutions", images),
 }
 
 

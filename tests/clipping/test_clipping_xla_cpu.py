@@ -15,13 +15,21 @@ P = {
     "a": jnp.asarray(RNG.normal(size=(48, 48)) / 7, jnp.float32),
     "b": jnp.asarray(RNG.normal(size=(48, 2100)) / 7, jnp.float32),
     "c": jnp.zeros(2100),
+    "k": jnp.asarray(RNG.normal(size=(4, 1, 5, 3)), jnp.float32),
+    "l": jnp.asarray(RNG.normal(size=(2, 4, 3, 3)), jnp.float32),
 }
 
 
 def loss(p, x):
-    """A held gradient, one of large factors, and a block under remat."""
+    """A held gradient, one of large factors, a block under remat, and convolutions with features first."""
+    images = jnp.tanh(jax.lax.conv(x[None, None], p["k"], (2, 1), "SAME"))
+    images = jax.lax.conv(images, p["l"], (1, 2), "VALID")
     x = jax.checkpoint(lambda x, a: jnp.tanh(x @ a))(x, p["a"])
-    return jnp.mean(jax.nn.log_softmax(x @ p["b"] + p["c"])[:, 0]) + jnp.sum(x**2)
+    return (
+        jnp.mean(jax.nn.log_softmax(x @ p["b"] + p["c"])[:, 0])
+        + jnp.sum(x**2)
+        + jnp.sum(images**2) / 99
+    )
 
 
 @pytest.mark.quick_cases("rows")

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core
 from jax.ref import AbstractRef
 
-from dpx.clipping import jaxprs
+from dpx.clipping import jaxprs, xla_cpu
 from dpx.clipping.gradients.convolution import Convolution
 from dpx.clipping.gradients.outer import Factor, Outer, labels
 
@@ -277,8 +277,11 @@ class Reader:
 
     def _evaluate(self, eqn: Any, values: list) -> list:
         name = eqn.primitive.name
-        if name == "conv_general_dilated" and self.shared.isdisjoint(eqn.invars):
-            return [Convolution(eqn).evaluate(*values)]
+        if name == "conv_general_dilated":
+            if self.shared.isdisjoint(eqn.invars):
+                return [Convolution(eqn).evaluate(*values)]
+            if xla_cpu.orders(eqn):
+                return [xla_cpu.ordered(eqn, *values)]
         if name == "reduce_precision":
             kind, given = jnp.finfo(eqn.invars[0].aval.dtype), eqn.params
             # JAX rounds so what a policy of `jax.checkpoint` saves. While both are used, both are held.
