@@ -178,6 +178,8 @@ def _refuse_holders(params: Any) -> None:
     found: list[Any] = []
 
     def is_holder(node: Any) -> bool:
+        if isinstance(node, nnx.Rngs):  # It has an attribute of any name.
+            return False
         kind = type(node)
         module = kind.__module__
         if (

@@ -11,8 +11,9 @@ that is written out here. It draws batches by dpx, and noise from a public seed:
 nothing.
 
 Tasks: `digits`, a linear model of scikit-learn's 1,797 images (1,500 to train, accuracy in %); `surnames`, a
-network that reads the three characters before, on 2,000 surnames (nats a character of 1,000 others); and
-`histories`, a factor model of the next of 100 items, of 2,000 users who are made up (NDCG@10 in %).
+network that reads the three characters before, on 2,000 surnames (nats a character of 1,000 others);
+`histories`, a factor model of the next of 100 items, of 2,000 users who are made up (NDCG@10 in %); and, if
+asked for, `sentences`, the linear head of the config `classify` on features of MiniLM (accuracy in %).
 """
 
 import functools
@@ -30,13 +31,16 @@ from absl import app, flags
 from jax.flatten_util import ravel_pytree
 
 import dpx
+from configs import classify
 from dpx.data import surnames, synthetic_histories
 from dpx.training import Poisson, planning
+from experiments.dp_transformer import classifier, labelled_texts
 
 TASKS = flags.DEFINE_list("tasks", ["digits", "surnames", "histories"], "what is learned")
 SEEDS = flags.DEFINE_integer("seeds", 3, "trainings of each point", lower_bound=1)
 EPOCHS = flags.DEFINE_float("epochs", 10.0, "how often each record is used", lower_bound=1.0)
 TINY = flags.DEFINE_bool("tiny", False, "one ε, two points and few records, to try that it runs")
+MODEL = flags.DEFINE_string("model", None, "folder of MiniLM for sentences; its wheel by default")
 EPSILONS = (1.0, 3.0, 8.0)
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
@@ -116,6 +120,28 @@ def histories() -> Task:
         params,
         (items[:2000],),
         ndcg,
+        1,
+    )
+
+
+def sentences() -> Task:
+    config = classify.get_config()
+    config.model.path = MODEL.value
+    train, test = labelled_texts.load(config)
+    model = classifier.build(config)
+    x, held = (
+        classifier.frozen_features(model, *texts.tokens(model.tokenizer, model.length))
+        for texts in (train, test)
+    )
+
+    def logits(head, x):
+        return x @ head["weights"] + head["bias"]
+
+    return Task(
+        lambda head, x, y: cross_entropy(logits(head, x), y),
+        model.trained,
+        (x, train.labels),
+        lambda head: 100 * jnp.mean(jnp.argmax(logits(head, held), 1) == test.labels),
         1,
     )
 
@@ -209,7 +235,7 @@ def grid(records: int) -> list[list[Point]]:
 
 def main(argv: list[str]) -> None:
     del argv
-    make = {"digits": digits, "surnames": names, "histories": histories}
+    make = {"digits": digits, "surnames": names, "histories": histories, "sentences": sentences}
     epsilons = EPSILONS[:1] if TINY.value else EPSILONS
     print(f"{EPOCHS.value:g} epochs, {SEEDS.value} seeds\n")
     print("| task | ε | the plan | metric | best of a grid | metric | behind by |")

@@ -144,6 +144,21 @@ def test_names_within_modules_are_those_that_wrt_takes():
     assert set(grads["layers"]) == {1}
 
 
+class WithRngs(nnx.Module):
+    """It keeps its streams of keys, as many modules do: an `Rngs` has an attribute of any name."""
+
+    def __init__(self, rngs):
+        self.layer, self.rngs = nnx.Linear(3, 1, rngs=rngs), rngs
+
+    def __call__(self, x):
+        return self.layer(x).sum()
+
+
+def test_a_module_may_keep_its_streams_of_keys():
+    grads = clipped(lambda m, x: m(x), WithRngs(nnx.Rngs(0)), strict=True).grads
+    assert [leaf.shape for leaf in jax.tree.leaves(grads)] == [(1,), (3, 1)]
+
+
 class Norm(nn.Module):
     @nn.compact
     def __call__(self, x):
