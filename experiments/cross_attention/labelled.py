@@ -184,7 +184,7 @@ def _texts(config) -> tuple[Labelled, Labelled, tuple[str, ...]]:
         half = config.data.generated
         private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
     else:
-        private, later = map(_table, _paths(config))
+        private, later = (_table(config, path) for path in _paths(config))
     names = sorted(set(later[1]))  # of public documents
     if len(names) != config.num_groups:
         raise ValueError(
@@ -194,9 +194,9 @@ def _texts(config) -> tuple[Labelled, Labelled, tuple[str, ...]]:
     return _numbered(*private, number), _numbered(*later, number), tuple(names)
 
 
-def _table(path: str) -> tuple[list[str], list[str]]:
+def _table(config, path: str) -> tuple[list[str], list[str]]:
     """The documents of a table, and the group of each."""
-    found = list(load_texts(path, label="Category"))
+    found = list(load_texts(path, column=config.data.column, label="Category"))
     return [one.text for one in found], [str(one.label) for one in found]
 
 
