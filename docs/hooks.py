@@ -32,14 +32,14 @@ INCLUDED = {
 }
 # Modules that are used by their own name, and stand on the page of their room.
 MODULES = {
-    "data": ["embedding", "minilm", "newsgroups"],
+    "data": ["columns", "embedding", "minilm", "newsgroups"],
     "nn": [
         *("transformer", "recurrent", "cross_attention", "gram_attention", "linear_attention"),
         *("lora", "peft", "pretrained"),
     ],
     "noise": ["lattice", "secure", "stream"],
     "recommend": ["popularity", "transitions", "item_gram", "metrics"],
-    "training": ["correlated", "planning"],
+    "training": ["correlated", "planning", "sources"],
 }
 NOTEBOOKS = "experiments/notebooks"
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

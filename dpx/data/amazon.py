@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx._validate import check_integer
-from dpx.data import files, tables
+from dpx.data import columns, files
 from dpx.data.histories import Histories, from_events
 
 # For each year, the columns of users, items, times and ratings, and whether files have a header.
@@ -48,7 +48,7 @@ def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = N
         return from_events(*events.T, min_count=0 if min_count is None else min_count)
     names, header = _COLUMNS[year]
     try:
-        table = tables.read(path, names, header=header, separator=None)
+        table = columns.read(path, names, header=header)
     except ValueError as error:
         raise ValueError(f"{error}; config.data.year={year} is read") from None
     _check(table, year)
@@ -57,7 +57,7 @@ def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = N
     return from_events(*events, min_count=core, place=table.place)
 
 
-def _check(table: tables.Table, year: int) -> None:
+def _check(table: columns.Table, year: int) -> None:
     """Raises ValueError for a line in the form of another year, or one whose cells are in other columns."""
     users, items, _, ratings = table.columns
     other = {2014: 2018}.get(year, 2014)

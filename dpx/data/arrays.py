@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data import files
+from dpx.data import columns, files
 
 _TABLES = (".csv", ".tsv")
 
@@ -75,12 +75,12 @@ def load_columns(
     """Columns of a table of numbers, in the order of `names`; other columns may hold anything.
 
     Args:
-      path: A .csv or .tsv table in UTF-8, which may end in .gz, or an .npy file with a matrix.
-      names: Names of columns in the first line of the table. Without a header, and in an .npy file, columns
-        are counted from 1: "1", "2", ….
-      header: Whether the first line of a table names its columns. With None a line of numbers is a row, and a
-        line that counts from 0 or 1, which may be names or a row, is refused.
-      separator: The separator of the cells of a table; None is a comma, or a tab in a .tsv file.
+      path: A table as `dpx.data.columns.read` takes it, or an .npy file with a matrix.
+      names: The names of the columns. Without a header, and in an .npy file, columns are counted from 1:
+        "1", "2", ….
+      header: Whether the first line of a text file names its columns. With None a line of numbers is a row,
+        and a line that counts from 0 or 1, which may be names or a row, is refused.
+      separator: The separator of the cells of a text file; None is a comma, or a tab in a .tsv file.
 
     Returns:
       (rows, len(names)): float64 from a table, otherwise as it was saved.
@@ -90,39 +90,32 @@ def load_columns(
       ValueError: naming the file, and the column or the line, for another kind of file, an unknown column, or
         a cell that is not a number.
     """
-    path, kind = files.existing(path), files.kind(Path(path))
-    if kind == ".npy":
+    path = Path(path)
+    if files.kind(path) == ".npy":
         _check_no_table(path, header, separator)
         array = load_array(path)
         if array.ndim != 2:
             raise ValueError(f"{path}: has shape {array.shape}: save a matrix, (rows, columns)")
         known = [str(number + 1) for number in range(array.shape[1])]
         return array[:, _places(path, names, known)]
-    if kind not in _TABLES:
-        raise ValueError(f"{path}: must be a .csv, .tsv or .npy file: save it as one of these")
-    rows, places, text = [], None, files.read_text(path, "utf-8-sig")
-    for line, cells in files.table_rows(path, text, separator or files.SEPARATORS[kind]):
-        if places is None:
-            guess = None if files.counts(cells) else None in map(files.number, cells)
-            named = files.has_header(path, cells, header, guess)
-            numbers = [str(number + 1) for number in range(len(cells))]
-            places = _places(path, names, [c.strip() for c in cells] if named else numbers)
-            if named:
-                continue
-        place = f"{path}: line {line}"
-        if len(cells) <= max(places):
-            raise ValueError(f"{place} has only {len(cells)} columns: complete the line")
-        row = [files.number(cells[column]) for column in places]
-        if None in row:
-            column = row.index(None)
-            raise ValueError(
-                f"{place}, column {names[column]!r} is {cells[places[column]]!r}: write a number in every "
-                "cell"
-            )
-        rows.append(np.array(row, np.float64))
-    if not rows:
-        raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
-    return np.stack(rows)
+    table = columns.read(path, names, header=header, separator=separator, guess=_names_columns)
+    found = np.empty((len(table.columns[0]), len(names)))
+    for number, column in enumerate(table.columns):
+        if isinstance(column, np.ndarray) and column.dtype.kind in "fiub":
+            found[:, number] = column
+            continue
+        for row, cell in enumerate(column):
+            value = files.number(cell)
+            if value is None:
+                raise ValueError(
+                    f"{table.place(row, number)} is {cell!r:.60}: write a number in every cell"
+                )
+            found[row, number] = value
+    return found
+
+
+def _names_columns(line: Sequence[str]) -> bool | None:
+    return None if files.counts(line) else None in map(files.number, line)
 
 
 def _places(path: Path, names: Sequence[str], known: Sequence[str]) -> list[int]:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 LONGEST_CELL = 2**24  # characters
@@ -149,11 +149,11 @@ def counts(cells: Sequence[str]) -> bool:
     return any(cells == [str(n + first) for n in range(len(cells))] for first in (0, 1))
 
 
-def number(cell: str) -> float | None:
-    """The number in a cell, which may be NaN or infinite; None if there is no number."""
+def number(cell: Any) -> float | None:
+    """The number in a cell, which may be NaN or infinite; None if there is none that a float can hold."""
     try:
         return float(cell)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

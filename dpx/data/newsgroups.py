@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dpx.data import files
+from dpx.data import text as own
 
 _TOKEN = re.compile(r"[a-z]{2,}")
-_ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
-_TEXT_COLUMNS = ("text", "content", "body", "article")
 
 
 class DocumentFrequencies(NamedTuple):
@@ -141,59 +140,25 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     """Documents from a folder of text files, or from a table.
 
     Args:
-      path: A folder, in which every file, also in folders below, is a document; or a .csv or .tsv table with
-        a header, or a .tab table of Orange, whose second and third line hold types and roles. A table may end
-        in .gz.
-      column: The table's column; None takes the first called text, content, body or article. The choice does
-        not depend on rows, since a document must not decide what is read of others, nor be taken for the
-        header.
+      path: A folder, in which every file, also in folders below, is a document; or what `dpx.data.load_texts`
+        takes.
+      column: The table's column, as there.
 
     Returns:
       The documents, in order of file name or row. Empty documents are dropped and are no records.
 
     Raises:
       FileNotFoundError: if there is no such path.
-      ValueError: for another kind of file, a table that is not in UTF-8 or whose rows are mixed up by open
-        quotes or unquoted separators, an unknown column, or no document.
+      ValueError: as `dpx.data.load_texts` does.
     """
     path = Path(path)
-    if path.is_dir():
-        texts = [files.read_text(file, errors="replace") for file in files.below(path)]
-    elif not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
-    elif files.kind(path) in files.SEPARATORS:
-        (texts,) = read_table(path, column)
-    else:
-        raise ValueError(f"{path}: give a folder of texts, or a .csv, .tsv or .tab table")
-    texts = [text for text in texts if text.strip()]
+    if not path.is_dir():
+        return [one.text for one in own.load_texts(path, column=column)]
+    texts = [files.read_text(file, errors="replace") for file in files.below(path)]
+    texts = [one for one in texts if one.strip()]
     if not texts:
         raise ValueError(f"{path}: holds no text")
     return texts
-
-
-def load_labelled(
-    path: str | Path, *, text: str | None = None, label: str = "Category"
-) -> tuple[list[str], list[str]]:
-    """Documents of a table and the label of each; empty documents are dropped.
-
-    Args:
-      path: A table as in `load_texts`, such as Orange's tables of 20 Newsgroups.
-      text: The column of documents; None as in `load_texts`.
-      label: The column of labels.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: for another kind of file, an unknown column, or no document.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; check --config.data.path")
-    pairs = zip(*read_table(path, text, label), strict=True)
-    labelled = [(document, group) for document, group in pairs if document.strip()]
-    if not labelled:
-        raise ValueError(f"{path}: holds no text")
-    texts, labels = zip(*labelled, strict=True)
-    return list(texts), list(labels)
 
 
 def fetch_newsgroups(subset: str = "train") -> list[str]:
@@ -205,40 +170,3 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
 
     fetched = fetch_20newsgroups(subset=subset, remove=("headers", "footers", "quotes"))
     return [text for text in fetched.data if text.strip()]  # type: ignore[union-attr]
-
-
-def read_table(path: Path, *columns: str | None) -> list[list[str]]:
-    """The cells of each of these columns; None is the column of texts."""
-    text, kind = files.read_text(path, "utf-8-sig"), files.kind(path)
-    lines = files.table_rows(path, text, files.SEPARATORS[kind])
-    names = [name.strip() for name in next(lines, (0, []))[1]]
-    rows = list(lines)
-    if kind == ".tab":
-        if not rows or not {cell.strip() for cell in rows[0][1]} <= _ORANGE_TYPES:
-            raise ValueError(
-                f"{path}: a .tab table must be Orange's, with types in its second line and roles in its "
-                "third: save another one as .tsv"
-            )
-        rows = [(line, cells) for line, cells in rows if line > 3]
-    if not rows:
-        raise ValueError(f"{path}: the table has no row")
-
-    def place(column: str | None) -> int:
-        if column is None:
-            known = [name for name in names if name.lower() in _TEXT_COLUMNS]
-            if not known:
-                raise ValueError(
-                    f"{path}: say which column holds the text: call it text, or name one of "
-                    f"{', '.join(names):.200}"
-                )
-            column = known[0]
-        if column not in names:
-            other = files.other_separator(names, option=False)
-            raise ValueError(
-                f"{path}: has no column {column!r}: use one of {', '.join(names):.200}{other}"
-            )
-        files.check_once(path, [column], names)
-        return names.index(column)
-
-    places = [place(column) for column in columns]
-    return [[cells[at] if at < len(cells) else "" for _, cells in rows] for at in places]

@@ -5,8 +5,6 @@ length of the longest record are given. Records are read in the order of the fil
 """
 
 import dataclasses
-import itertools
-import json
 import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpx.data import cells, files, parquet
+from dpx.data import cells, columns, files
 from dpx.data.records import Texts
 
 RECORDS = ("line", "document", "window")
 OUTSIDE = ("refuse", "replace", "drop")
-_SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".parquet")
 _REPLACEMENT = "\ufffd"
 
 
@@ -108,11 +105,12 @@ def load_texts(
     """Yields the texts of a file or folder, each with its place for errors.
 
     Args:
-      path: A .txt, .csv, .tsv or .jsonl file, which may end in .gz, a .parquet file, or a folder of .txt
-        files, which are read in order of name. The first line of a table names its columns.
+      path: A .txt file, a table as `dpx.data.columns.read` takes it, whose first line names its columns, or a
+        folder of .txt files, which are read in order of name.
       record: With "line" each line is a record; lines end with a newline, a carriage return or both.
         Otherwise each document is one: a file, or a row of a table.
-      column: The column of a table that holds the text.
+      column: The column of a table that holds the text; None is the first one of a text file that is called
+        text, content, body or article.
       user: The column of authors, each a `dpx.data.cells.identifier`, who are the users of their texts.
       label: The column of labels, which are read as identifiers are.
 
@@ -151,55 +149,44 @@ def numbered(users: Sequence[cells.Identifier | None]) -> np.ndarray | None:
 
 
 def _documents(path: Path, column: str | None, user: str | None, label: str | None):
-    """Yields each document as a `Text`."""
+    """Yields each document as a `Text`; those without text are left out, whatever their other cells hold."""
     if path.is_dir():
         for file in files.below(path):
             if files.kind(file) == ".txt":
                 yield from _documents(file, column, user, label)
         return
-    path, kind = files.existing(path), files.kind(path)
-    if kind not in _SUFFIXES:
-        raise ValueError(
-            f"{path}: must be a folder or one of {', '.join(_SUFFIXES)}, or these with .gz: rename it"
-        )
-    if kind == ".txt":
+    if files.kind(path) == ".txt":
         if (column, user, label) != (None, None, None):
             raise ValueError(
                 f"{path}: a .txt file has no columns: leave out those of config.data, such as "
                 "config.data.column and config.data.user"
             )
-        yield Text(str(path), files.read_text(path, "utf-8-sig"))
+        yield Text(str(path), files.read_text(files.existing(path), "utf-8-sig"))
         return
-    if column is None:
-        raise ValueError(f"{path}: say which column holds the text: --config.data.column=NAME")
-    named = [name for name in (column, user, label) if name is not None]
-    for where, row in _rows(path, kind, named):
-        place = f"{path}: {where}"
-        text = _cell(row, column, place)
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{place}, column {column!r} holds {text!r:.60}: write it as text, in quotes"
-            )
-        _check_whole(text, f"{place}, column {column!r}")
-        read = [None if name is None else _identifier(row, name, place) for name in (user, label)]
-        yield Text(place, text, *read)
+    named = [name for name in (user, label) if name is not None]
+    table = columns.read(path, [column, *named], texts=True)
+    for row, (cell, *others) in enumerate(zip(*table.columns, strict=True)):
+        written = _text(cell, table.place(row, 0))
+        if written.strip():
+            ids = [_identifier(x, table.place(row, place)) for place, x in enumerate(others, 1)]
+            whose, of = None if user is None else ids[0], None if label is None else ids[-1]
+            yield Text(table.where(row), written, whose, of)
 
 
-def _cell(row: dict, name: str, place: str) -> Any:
-    if name not in row:
-        other = files.other_separator(list(row), option=False)
-        raise ValueError(f"{place} has no column {name!r}: it has {', '.join(row)}{other}")
-    if row[name] is None:
-        raise ValueError(f"{place}, column {name!r} is empty: fill it in, or remove the line")
-    return row[name]
+def _text(cell: Any, place: str) -> str:
+    if cell is None:
+        raise ValueError(f"{place} is empty: fill it in, or remove the line")
+    if not isinstance(cell, str):
+        raise ValueError(f"{place} holds {cell!r:.60}: write it as text, in quotes")
+    _check_whole(cell, place)
+    return cell
 
 
-def _identifier(row: dict, name: str, place: str) -> cells.Identifier:
-    cell = _cell(row, name, place)
+def _identifier(cell: Any, place: str) -> cells.Identifier:
     try:
         return cells.identifier(cell)
     except ValueError as error:
-        raise ValueError(f"{place}, column {name!r} {error}") from None
+        raise ValueError(f"{place} {error}") from None
 
 
 def _check_whole(text: str, place: str) -> None:
@@ -208,32 +195,6 @@ def _check_whole(text: str, place: str) -> None:
         raise ValueError(
             f"{place}, character {half.start() + 1} is {half[0]!r}, half of a character: mend the text"
         )
-
-
-def _rows(path: Path, kind: str, names: Sequence[str]) -> Iterator[tuple[str, dict]]:
-    """Yields the place of each row of a table, and its cells by column."""
-    if kind == ".parquet":
-        columns = parquet.read_columns(path, names)
-        for number, row in enumerate(zip(*columns, strict=True), start=1):
-            yield f"row {number}", dict(zip(names, row, strict=True))
-        return
-    content = files.read_text(path, "utf-8-sig")
-    if kind != ".jsonl":
-        lines = files.table_rows(path, content, "\t" if kind == ".tsv" else ",")
-        _, header = next(lines, (0, []))
-        header = [name.strip() for name in header]
-        files.check_once(path, names, header)
-        for number, row in lines:
-            yield f"line {number}", dict(itertools.zip_longest(header, row[: len(header)]))
-        return
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"line {number}", dict(json.loads(line).items())
-            except (ValueError, AttributeError):
-                raise ValueError(
-                    f"{path}: line {number} is no JSON object: write one object a line"
-                ) from None
 
 
 def encode(texts: Iterable[Text], known: Alphabet, max_length: int) -> Texts:

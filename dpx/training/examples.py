@@ -7,35 +7,42 @@ import numpy as np
 
 from dpx._numerics import native
 from dpx._validate import check_real
+from dpx.training import sources
 
 _INFERRED = (
-    "the types of the data are public: those of pandas follow from all records, and what the loss makes of "
-    "every record may depend on them"
+    "the types of the data are public: those of a frame follow from all records where pandas, or a reader of "
+    "files, inferred them, and what the loss makes of every record may depend on them"
 )
 
 
-def inferred_types(data: Any) -> tuple[str, ...]:
-    """The assumption of a guarantee where one record may change the type of all; none for plain arrays.
+def assumed(data: Any) -> tuple[str, ...]:
+    """What a guarantee assumes where one record may change how others are read; nothing for plain arrays.
 
-    In pandas, one missing value makes a column of integers one of floats, which are rounded to 32 bits.
+    In pandas, one missing value makes a column of integers one of floats, which are rounded to 32 bits. A
+    source runs a program of its own for each row.
     """
     leaves = jax.tree.leaves(data, is_leaf=lambda x: isinstance(x, list))
     known = np.ndarray | jax.Array | list  # a list holds numbers of one type
-    given = all(isinstance(x, known) or hasattr(x, "toarray") for x in leaves)
-    return () if given else (_INFERRED,)
+    read = [x for x in leaves if not (isinstance(x, known) or hasattr(x, "toarray"))]
+    of_source = [sources.is_source(x) for x in read]
+    inferred = () if all(of_source) else (_INFERRED,)
+    return (*inferred, *((sources.ROW_BY_ROW,) if any(of_source) else ()))
 
 
 def as_examples(data: Any) -> tuple[tuple, int]:
     """The arguments of the loss as trees of arrays with a row for each record, and the number of records.
 
     Args:
-      data: A tree of arrays, pandas objects, sparse matrices and (nested) lists of numbers. A tuple holds
-        several arguments, anything else is one.
+      data: A tree of arrays, frames, columns, sources (`dpx.training.sources`), sparse matrices and (nested)
+        lists of numbers. A tuple holds several arguments, as does a source whose records are tuples; anything
+        else is one.
 
     Raises:
       ValueError: naming the leaf that holds no numbers, or numbers of several types in one list, or whose
         number of records differs.
     """
+    if sources.is_source(data):
+        data = sources.read_source(data, "data")
     arguments = data if isinstance(data, tuple) and not hasattr(data, "_fields") else (data,)
     leaves, structure = jax.tree_util.tree_flatten_with_path(
         arguments, is_leaf=lambda x: isinstance(x, list)
@@ -48,6 +55,10 @@ def as_examples(data: Any) -> tuple[tuple, int]:
     for path, leaf in leaves:
         # Of data that are no tuple, the first step of the path is not the user's.
         name = "data" + jax.tree_util.keystr(path if arguments is data else path[1:])
+        if sources.is_source(leaf):
+            raise ValueError(
+                f"{name} is a source, which must be all of the data: let it give records such as (x, y)"
+            )
         arrays[name] = _array(leaf, name)
     sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
@@ -61,6 +72,8 @@ def as_examples(data: Any) -> tuple[tuple, int]:
 def _array(leaf: Any, name: str) -> Any:
     if hasattr(leaf, "toarray"):
         leaf = leaf.toarray()
+    elif sources.is_frame(leaf):
+        leaf = sources.read_frame(leaf, name)
     check_real(leaf, name)
     if isinstance(leaf, list) and len(types := _types(leaf)) > 1:
         raise ValueError(

@@ -31,7 +31,7 @@ from dpx.training import (
 from dpx.training import keys as secrets
 from dpx.training import log as logs
 from dpx.training import users as people
-from dpx.training.examples import as_examples, inferred_types
+from dpx.training.examples import as_examples, assumed
 from dpx.training.layout import Layout
 from dpx.training.sampling import Poisson, Sampling
 
@@ -121,10 +121,12 @@ def fit(
       loss_fn: (params, *example) -> scalar loss of ONE example, without a batch axis.
       params: Initial parameters: a dict, a Linen or Haiku tree, an NNX state or module, an Equinox module,
         any pytree. They are not changed. Of an NNX module the `nnx.Param`s are trained.
-      data: A tree of arrays with a leading axis of N records: NumPy, JAX or pandas, or (nested) lists of
-        numbers, all of one type. A tuple is passed to the loss as several arguments, anything else as one.
-        pandas infers types from all records, which the guarantee then lists as an assumption: give arrays of
-        a type that you chose.
+      data: A tree of arrays with a leading axis of N records: NumPy, JAX, frames and columns of pandas or
+        polars, or (nested) lists of numbers, all of one type. Or a source of N records, which has `__len__`
+        and `__getitem__`, such as PyGrain's (`dpx.training.sources`): it is read once, into memory. A tuple,
+        of the data or of a source's record, is passed to the loss as several arguments, anything else as one.
+        Types that pandas or a reader of files infers follow from all records, which the guarantee then lists
+        as an assumption: give arrays of a type that you chose.
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: The number of steps.
@@ -286,7 +288,7 @@ def fit(
             *(() if grouped is None else (people.ASSUMPTION,)),
             *assumptions,
             *((stream.ASSUMPTION,) if secure else ()),
-            *inferred_types(data),
+            *assumed(data),
         ),
         sampling=asked,
         bands=bands,

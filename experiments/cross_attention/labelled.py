@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from dpx._storage import replacing
 from dpx._validate import check_integer
 from dpx.data.embedding import Projection, fit_embedding, fit_projection, load_embedding
-from dpx.data.newsgroups import load_labelled
+from dpx.data.text import load_texts
 from dpx.nn.pretrained import padded
 from experiments.dp_transformer import classifier, labelled_texts
 from experiments.dp_transformer.documents import newsgroups_table
@@ -184,7 +184,7 @@ def _texts(config) -> tuple[Labelled, Labelled, tuple[str, ...]]:
         half = config.data.generated
         private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
     else:
-        private, later = (load_labelled(path) for path in _paths(config))
+        private, later = (_table(config, path) for path in _paths(config))
     names = sorted(set(later[1]))  # of public documents
     if len(names) != config.num_groups:
         raise ValueError(
@@ -192,6 +192,12 @@ def _texts(config) -> tuple[Labelled, Labelled, tuple[str, ...]]:
         )
     number = {name: i for i, name in enumerate(names)}
     return _numbered(*private, number), _numbered(*later, number), tuple(names)
+
+
+def _table(config, path: str) -> tuple[list[str], list[str]]:
+    """The documents of a table, and the group of each."""
+    found = list(load_texts(path, column=config.data.column, label="Category"))
+    return [one.text for one in found], [str(one.label) for one in found]
 
 
 def _numbered(texts: list[str], groups: list[str], number: dict[str, int]) -> Labelled:

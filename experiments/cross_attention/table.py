@@ -172,7 +172,8 @@ def _load(config) -> tuple[np.ndarray, np.ndarray]:
     path = config.data.path
     if path is None:
         raise ValueError(
-            "config.data.path is missing: use --config.data.path=FILE, a .csv, .tsv, .npy or .npz file"
+            "config.data.path is missing: use --config.data.path=FILE, a .csv, .tsv, .jsonl, .parquet, "
+            ".npy or .npz file"
         )
     K, V = (_part(path, name, config.data) for name in ("key", "value"))
     if len(K) != len(V):

@@ -122,7 +122,10 @@ def _check_text(data) -> None:
     if "record" not in data:
         raise ValueError(f"config.data.kind={data.kind!r} needs the settings of configs/text.py")
     if data.path is None and not data.generated and data.kind == "text":
-        raise ValueError("config.data.path is missing: give a .txt, .csv, .tsv, .jsonl or folder")
+        raise ValueError(
+            "config.data.path is missing: give a .txt file, a folder of them, or a table, such as a .csv, "
+            ".jsonl or .parquet"
+        )
     if data.record not in own.RECORDS:
         raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
     if data.length < 1:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpx.data import files, newsgroups
+from dpx.data import files
 from dpx.data import text as own
 from dpx.data.records import num_units, of_units
 from experiments.dp_transformer import corpus
@@ -123,14 +123,7 @@ def _texts(config, path: str | None) -> Iterable[own.Text]:
     data = config.data
     if path is None:
         return corpus.generated_texts(config)
-    if files.kind(Path(path)) != ".tab":
-        return own.load_texts(path, record=data.record, column=data.column, user=data.user)
-    if data.user is not None or data.record != "document":
-        raise ValueError(
-            f"{path}: of an Orange table each row is a document: leave out config.data.record and "
-            "config.data.user, or save it as .csv"
-        )
-    return [own.Text(path, text) for text in newsgroups.load_texts(path, column=data.column)]
+    return own.load_texts(path, record=data.record, column=data.column, user=data.user)
 
 
 def _cut(

@@ -96,7 +96,7 @@ def _loaded(kind: str, path: str | None, min_count: int | None, own: tuple) -> H
     if kind not in ("amazon", "table"):
         raise ValueError(f"config.data.kind={kind!r} is not known: leave it as the config has it")
     if path is None:
-        what = "Amazon ratings" if kind == "amazon" else "interactions, .csv, .tsv or .parquet"
+        what = "Amazon ratings" if kind == "amazon" else "interactions, such as a .csv or .parquet"
         raise ValueError(f"config.data.path is missing: give the file of {what}")
     if kind == "amazon":
         return load_amazon(path, **dict(own), **core)

@@ -1,13 +1,12 @@
 """Texts with a label each, as a config names them, and as tokens of a model."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dpx._validate import check_integer
-from dpx.data import files, newsgroups, sentences
+from dpx.data import files, sentences
 from dpx.data import text as own
 from dpx.data.records import num_units, of_units
 from dpx.nn.pretrained import padded
@@ -109,13 +108,8 @@ def _texts(config, path) -> Iterable[own.Text]:
         return _generated(data.generated, tuple(data.labels), config.seed)
     if data.kind == "sentences":
         return sentences.load_sentences()
-    if files.kind(Path(path)) == ".tab":
-        if data.user is not None:
-            raise ValueError(f"{path}: an Orange table has no users here: save it as .csv")
-        columns = {} if data.kind in _TABLES else {"text": data.text, "label": data.label}
-        pairs = zip(*newsgroups.load_labelled(path, **columns), strict=True)
-        return [own.Text(str(path), text, label=label) for text, label in pairs]
-    return own.load_texts(path, column=data.text, user=data.user, label=data.label)
+    column, label = (None, "Category") if data.kind in _TABLES else (data.text, data.label)
+    return own.load_texts(path, column=column, user=data.user, label=label)
 
 
 def _numbered(config, texts: Iterable[own.Text]) -> Labelled:

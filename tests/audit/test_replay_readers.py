@@ -116,6 +116,11 @@ def archive(rows, folder):
     np.savez(folder / "a.npz", user=user, item=item, time=time)
 
 
+def objects(rows, folder):
+    lines = [json.dumps(dict(zip(("user", "item", "time"), row, strict=True))) for row in rows]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+
+
 def amazon(rows, folder):
     lines = [[user, item, "5", time] for user, item, time in texts(rows)]
     (folder / "a.csv").write_text(joined(lines, ","), encoding="utf-8")
@@ -169,6 +174,7 @@ READERS = {
     "table, ::": (double_colons, of_table(**NUMBERED, separator="::")),
     "table, parquet of pandas": (pandas_parquet, of_table()),
     "table, parquet": (arrow_parquet, of_table()),
+    "table, jsonl": (objects, of_table()),
     "blocks, parquet of pandas": (pandas_parquet, from_block),
     "blocks, parquet": (arrow_parquet, from_block),
     "blocks, npz": (archive, from_block),
@@ -229,19 +235,39 @@ def test_an_odd_record_moves_nothing_but_its_own_part(reader, tmp_path):
     assert ratios[0] == pytest.approx(1)
 
 
+def json_cell(text):
+    """A number of JSON where the text is one, and otherwise a string."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return json.dumps(text)
+    return text
+
+
 @pytest.mark.parametrize(
     "cell", ["nan", "inf", "1e400", "9007199254740993", "", "x", "1e-400", "-0"]
 )
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_an_odd_cell_changes_no_other_row_of_numbers(tmp_path, cell, place):
     rows = [["0.1", "0.30000000000000004"], ["9007199254740991", "5"], ["7", "8"], ["1", "2"]]
-    path = tmp_path / "a.csv"
-    for read in (load_array, lambda path: load_columns(path, ["2", "1"])):
-        path.write_text(joined(rows, ","))
+    for kind, read in (
+        ("csv", load_array),
+        ("csv", lambda path: load_columns(path, ["2", "1"])),
+        ("jsonl", lambda path: load_columns(path, ["2", "1"])),
+    ):
+        path = tmp_path / f"a.{kind}"
+
+        def write(rows, path=path):
+            if path.suffix == ".jsonl":
+                cells = [map(json_cell, row) for row in rows]
+                rows = [[f'{{"1": {one}', f' "2": {two}}}'] for one, two in cells]
+            path.write_text(joined(rows, ","))
+
+        write(rows)
         before = read(path)
         changed = [list(row) for row in rows]
         changed[place][1] = cell
-        path.write_text(joined(changed, ","))
+        write(changed)
         try:
             after = read(path)
         except ValueError:

@@ -1,8 +1,10 @@
 """Arrays from files: what is read back is what was saved, and every error names the place."""
 
+import datetime
 import gzip
 
 import numpy as np
+import pandas
 import pytest
 
 from dpx.data.arrays import load_array, load_columns
@@ -84,6 +86,32 @@ def test_cells_may_be_separated_otherwise_and_files_compressed(tmp_path):
         for read in (load_array, lambda path, **o: load_columns(path, ["1"], **o)):
             with pytest.raises(ValueError, match=r"leave out --config\.data\.header"):
                 read(tmp_path / "a.npy", **options)
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
+def test_columns_of_named_cells_are_those_of_text(tmp_path, kind):
+    frame = pandas.DataFrame({"a": [1, 2, 2**53], "said": list("xyz"), "b": [0.1, 1e-7, 3.0]})
+    path = tmp_path / f"t.{kind}"
+
+    def write(frame):
+        if kind == "parquet":
+            return frame.to_parquet(path)
+        return frame.to_json(path, orient="records", lines=True)
+
+    write(frame)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    found = load_columns(path, ["b", "a"])
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, load_columns(tmp_path / "t.csv", ["b", "a"]))
+    with pytest.raises(ValueError, match=r"no column 'c': it has a, said, b"):
+        load_columns(path, ["c"])
+    with pytest.raises(ValueError, match=f"{kind.split('.')[0]} names its columns"):
+        load_columns(path, ["a"], header=True)
+    dates = [datetime.date(2026, 1, 1)] if kind == "parquet" else []
+    for odd in (None, "x", [1.0], *dates):
+        write(frame.astype(object).assign(b=pandas.Series([odd] * 3)))
+        with pytest.raises(ValueError, match=r"(line|row) 1, column 'b' is|column 'b' holds"):
+            load_columns(path, ["a", "b"])
 
 
 def test_saved_arrays_keep_their_type(tmp_path):

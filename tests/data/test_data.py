@@ -265,7 +265,7 @@ def _unknown_compression(path):
         (load_movielens_1m, "a.zip", lambda p: _zipped(p, name="x"), "holds no ratings.dat"),
         (load_texts, "a.csv", b"text\n" + b'"' + b"x" * 2**25, "is malformed"),
         (load_texts, "a.csv", b"text\n", "no row"),
-        (load_texts, "a.bin", b"text\n", "folder of texts"),
+        (load_texts, "a.bin", b"text\n", "give a table whose name ends in"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_named(tmp_path, load, name, content, words):

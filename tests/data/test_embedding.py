@@ -7,7 +7,6 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from dpx.data import embedding
 from dpx.data.embedding import fit_embedding, load_embedding
-from dpx.data.newsgroups import load_labelled
 
 WORDS = [a + b for a in "abcdefgh" for b in "klmnopqr"]
 
@@ -93,13 +92,3 @@ def test_a_small_corpus_is_refused():
     texts, _ = corpus(10)
     with pytest.raises(ValueError, match="dim=10 must be less than the 10 documents"):
         fit_embedding(texts, 10, min_documents=1)
-
-
-def test_labels_stay_with_their_documents(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("Category,Text\nspace,one two\ncars,\ncars,three\n", encoding="utf-8")
-    assert load_labelled(path) == (["one two", "three"], ["space", "cars"])
-    with pytest.raises(ValueError, match="no column 'Group'"):
-        load_labelled(path, label="Group")
-    with pytest.raises(FileNotFoundError):
-        load_labelled(tmp_path / "missing.csv")

@@ -36,7 +36,7 @@ def test_a_season_alone_says_which_part_a_line_is_in(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        ([*ROWS, ("02", "01", "", "Hi.")], "row 6 after .*column 'Author' is missing"),
+        ([*ROWS, ("02", "01", "", "Hi.")], "line 9, column 'Author' is missing"),
         ([*ROWS, ("02", "01", "N/A", "Hi.")], "column 'Author' holds 'N/A'"),
         (ROWS[:1], "must hold lines of season 10 and of others"),
     ],

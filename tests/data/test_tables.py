@@ -142,8 +142,9 @@ def test_the_same_table_has_the_same_users_in_every_format(tmp_path):
     frame.to_csv(tmp_path / "a.tsv.gz", index=False, sep="\t")
     frame.to_csv(tmp_path / "a.dat", index=False, sep=";")
     frame.to_parquet(tmp_path / "a.parquet")
+    frame.to_json(tmp_path / "a.jsonl.gz", orient="records", lines=True)
     numbers = [7 if user.strip() == "7" else user for user in users]
-    read = [load_table(tmp_path / f"a.{kind}") for kind in ("csv", "tsv.gz", "parquet")]
+    read = [load_table(tmp_path / f"a.{kind}") for kind in ("csv", "tsv.gz", "parquet", "jsonl.gz")]
     read.append(load_table(tmp_path / "a.dat", separator=";"))
     for given in (users, numbers, frame.user, np.array(users), pandas.Series(numbers)):
         read.append(from_events(given, frame.item, min_count=0))
@@ -164,8 +165,8 @@ def test_one_row_never_decides_how_wide_the_ids_of_all_are(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "words"),
     [
-        ("user,item\n", {}, "holds no interaction"),
-        ("", {}, "holds no interaction"),
+        ("user,item\n", {}, "holds no row"),
+        ("", {}, "holds no row"),
         ("a;b\n1;2\n", {}, "has no column 'user'.*a;b.*header=False.*separator=';'"),
         ("user,item\n1,2\n", {"time": "when"}, "has no column 'when'.*user, item"),
         ("user,item\n1,2\n", {"item": "2"}, "has no column '2'"),
@@ -210,7 +211,9 @@ def test_a_table_that_cannot_be_used_is_named(tmp_path, content, options, words)
 @pytest.mark.parametrize("name", ["a.txt", "a"])
 def test_another_kind_of_file_is_refused(tmp_path, name):
     path = write(tmp_path / name, ROWS)
-    with pytest.raises(ValueError, match=r"ends in \.csv, \.tsv, \.tab or \.parquet"):
+    with pytest.raises(
+        ValueError, match=r"ends in \.csv, \.tsv, \.tab, \.jsonl, \.parquet .*data\.separator"
+    ):
         load_table(path)
     with pytest.raises(FileNotFoundError, match="no such file"):
         load_table(tmp_path / "absent.csv")

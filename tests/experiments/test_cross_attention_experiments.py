@@ -4,6 +4,7 @@ import types
 
 import jax
 import numpy as np
+import pandas
 import pytest
 
 from configs import cross_attention as config_file
@@ -138,14 +139,15 @@ def own_memory(folder, kind):
     elif kind == "npy":
         np.save(path, both)
     else:
-        lines = ["name,a,c,b"] + [f"diamond,{a!r},{c!r},{b!r}" for a, b, c in both.tolist()]
-        path.write_text("\n".join(lines))
+        frame = pandas.DataFrame(both, columns=["a", "b", "c"]).assign(name="diamond")
+        frame = frame[["name", "a", "c", "b"]]
+        frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False)
     return path
 
 
 def own_config(path, **changes):
     config = config_file.get_config("table,tiny")
-    names = {".csv": ("a, b", "c"), ".npy": ("1,2", "3"), ".npz": ("K", "V")}[path.suffix]
+    names = {".npy": ("1,2", "3"), ".npz": ("K", "V")}.get(path.suffix, ("a, b", "c"))
     values = {"data.path": str(path), "key_bound": 1.0, "value_bound": 1.0, "noise_seed": 3}
     values |= {"data.key": names[0], "data.value": names[1], "epsilon": 1e6}
     config.update_from_flattened_dict({**values, **changes})
@@ -156,7 +158,7 @@ def own_config(path, **changes):
 @pytest.mark.parametrize("domain", ["box", "ball"])
 def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_path):
     found = []
-    for kind in ("csv", "npy", "npz"):
+    for kind in ("csv", "npy", "npz", "parquet"):
         path, workdir = own_memory(tmp_path, kind), tmp_path / kind
         config = own_config(path, domain=domain, features="taylor", temperature=2.0)
         table.validate(config)
@@ -172,6 +174,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
         found.append(memory.query(np.full((3, 2), 0.5)))
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[0], found[3])
 
 
 @pytest.mark.slow
@@ -230,7 +233,7 @@ def test_own_memory_under_secret_keys(tmp_path):
     [
         ({"data.path": None}, r"config\.data\.path is missing"),
         ({"data.key": ""}, r"config\.data\.key is missing"),
-        ({"data.key": "a,z"}, r"memory\.csv: has no column 'z': use name, a, c, b"),
+        ({"data.key": "a,z"}, r"memory\.csv: has no column 'z': it has name, a, c, b"),
         ({"data.key": "name"}, r"memory\.csv: line 2, column 'name' is 'diamond'"),
         ({"key_bound": None}, r"config\.key_bound is missing"),
         ({"value_bound": -1.0}, r"config\.value_bound=-1"),

@@ -373,8 +373,10 @@ def test_doors_of_data(tmp_path):
     assert sorted(train + test) == sorted(["first", " line", "\nseco", "nd\n\nt"])
     train, _ = load(path=str(table), limit=2, test_limit=1)
     assert len(train) == 2
-    with pytest.raises(ValueError, match="each row is a document"):
-        load(path=str(table), user="name")
+    train, test = load(path=str(table), user="name")
+    assert sorted(train + test) == [f"text {n}" for n in names]
+    with pytest.raises(ValueError, match="has no column 'nobody': it has name, category, content"):
+        load(path=str(table), user="nobody")
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -17,9 +19,13 @@ def test_a_notebook_runs_and_draws(path, monkeypatch):
     assert settings.source.startswith("TINY = False")
     settings.source = settings.source.replace("TINY = False", "TINY = True", 1)
     resources = {"metadata": {"path": str(ROOT)}}
+    for block in re.findall("```python\n(.*?)```", notebook.cells[-1].source, re.DOTALL):
+        compile(block, path.name, "exec")
+        if all(find_spec(package) for package in ("torch", "transformers", "peft")):
+            notebook.cells.append(nbformat.v4.new_code_cell(block))
     NotebookClient(notebook, timeout=600, resources=resources).execute()
-    drawn = notebook.cells[-1].outputs[-1]
-    assert "image/png" in drawn["data"]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", ()) for output in outputs)
 
 
 def test_there_is_a_notebook_for_each_paper():

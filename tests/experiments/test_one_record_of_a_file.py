@@ -1,15 +1,19 @@
 """Files of the experiments with one record replaced: all others are read, and held out, as they were before.
 
+So they are whatever kind of file holds them.
+
 Replays of configs put arrays in place of files, so that what lies between a file and its arrays is seen here.
 """
 
 import numpy as np
+import pandas
 import pytest
 from all_configs import configured
 
 from dpx.data import Histories
 from experiments.cross_attention import labelled
-from experiments.dp_transformer import corpus, documents, from_scratch
+from experiments.cross_attention import table as memory
+from experiments.dp_transformer import corpus, documents, from_scratch, labelled_texts
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import one_release
 from experiments.noisy_head import texts
@@ -98,7 +102,7 @@ def arrays_of(found):
         return [np.stack(rows)]
     if isinstance(found, np.ndarray):
         return [found]
-    if hasattr(found, "tokens"):
+    if hasattr(found, "mask"):
         return [found.tokens, found.mask]
     parts = found if isinstance(found, tuple) else ()
     return [array for part in parts for array in arrays_of(part)]
@@ -166,3 +170,67 @@ def test_one_record_changes_its_own_row_alone(name, tmp_path):
         assert len(rows) <= 1
         changes += len(rows)
     assert changes
+
+
+OWN = {"data.column": "said", "data.user": "who"}
+NAMES = {"data.text": "said", "data.label": "label", "data.labels": ("7", "up")}
+# How each config that names columns of a table reads one, and what it calls them.
+TABLES = {
+    "text:tiny": (corpus.load, OWN),
+    "finetune:tiny": (lambda config: documents.load(config, documents.Bytes()), OWN),
+    "finetune:scratch,tiny": (from_scratch._corpus, OWN),
+    "classify:table,tiny": (labelled_texts.load, NAMES | {"data.user": "who"}),
+    "cross_attention:sentences,tiny": (labelled.load, NAMES | {"data.kind": "table"}),
+    "cross_attention:retrieval,tiny": (
+        labelled.load,
+        {"num_groups": 2, "data.generated": 0, "data.column": "said"},
+    ),
+    "cross_attention:table,tiny": (memory._load, {"data.key": "a,time", "data.value": "b"}),
+    "noisy_head:text,tiny": (texts.read, {"data.column": "said"}),
+    "recommender:table,tiny": (
+        recommender_data.prepare,
+        {"data.user": "who", "data.item": "label", "data.time": "time"},
+    ),
+}
+
+
+@pytest.mark.parametrize("source", TABLES)
+def test_every_kind_of_file_holds_the_same_table(source, tmp_path):
+    read, columns = TABLES[source]
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {
+            "said": [
+                f"{line}, " + " ".join(chr(97 + number % step) * step for step in (11, 13, 17))
+                for number, line in enumerate(lines(200))
+            ],
+            "label": [7 if number % 3 else "up" for number in range(200)],
+            "who": [f"u{number // 4}" for number in range(200)],
+            "time": rng.permutation(200),
+            "a": rng.integers(0, 99, 200) / 8,
+            "b": rng.integers(0, 99, 200) / 8,
+        }
+    )
+    frame["text"], frame["Category"] = frame.said, frame.label
+    frame = frame.astype({"label": str, "Category": str})
+    found = []
+    for kind in ("csv", "tsv.gz", "jsonl", "jsonl.gz", "parquet"):
+        path = tmp_path / f"own.{kind}"
+        if kind == "parquet":
+            frame.to_parquet(path)
+        elif "json" in kind:
+            frame.to_json(path, orient="records", lines=True)
+        else:
+            frame.to_csv(path, index=False, sep="\t" if "tsv" in kind else ",")
+        config = configured(source, tmp_path)
+        known = {"num_groups", *(f"data.{name}" for name in config.data)}
+        paths = {"data.path": str(path), "data.test_path": str(path)} | {
+            "data.public_path": None if read is texts.read else str(path)
+        }
+        given = {key: value for key, value in (paths | columns).items() if key in known}
+        config.update_from_flattened_dict(given)
+        found.append(arrays_of(read(config)))
+    assert found[0]
+    for other in found[1:]:
+        for one, another in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(one, another)

@@ -2620,8 +2620,8 @@ FAULTS = (
     Fault(
         "a record is read by the header of another program",
         "dpx/data/arrays.py",
-        "guess = None if files.counts(cells) else None in map(files.number, cells)",
-        "guess = None in map(files.number, cells)",
+        "return None if files.counts(line) else None in map(files.number, line)",
+        "return None in map(files.number, line)",
         "tests/data/test_arrays.py"
         "::test_a_first_line_that_counts_is_names_or_a_row_and_the_caller_says_which",
     ),
@@ -3123,26 +3123,34 @@ FAULTS = (
     ),
     Fault(
         "the first document decides which column is read",
-        "dpx/data/newsgroups.py",
-        """            if not known:
-                raise ValueError(
-                    f"{path}: say which column holds the text: call it text, or name one of "
-                    f"{', '.join(names):.200}"
-                )
+        "dpx/data/columns.py",
+        """    for line, row in rows:
+        if places is None:
+            named = texts or files.has_header(path, row, header, guess(row))
+            known = [cell.strip() for cell in row]
+            found = [_of_texts(path, known) if name is None else name for name in names]
 """,
-        """            if not known:
-                longest = max(zip(rows[0][1], names), key=lambda pair: len(pair[0]))
-                known = [longest[1]]
+        """    rows = list(rows)
+    for line, row in rows:
+        if places is None:
+            named = texts or files.has_header(path, row, header, guess(row))
+            known = [cell.strip() for cell in row]
+            longest = max(zip(rows[1][1], known), key=lambda pair: len(pair[0]))[1]
+            found = [longest if name is None else name for name in names]
 """,
         "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
     ),
     Fault(
         "the first document decides how many lines are header",
-        "dpx/data/newsgroups.py",
-        """    if kind == ".tab":
-        if not rows""",
-        """    if kind == ".tab" or {cell.strip() for cell in rows[0][1]} <= _ORANGE_TYPES:
-        if not rows""",
+        "dpx/data/columns.py",
+        """    if texts and files.kind(path) == ".tab":
+        rows = _of_orange(path, rows)
+""",
+        """    rows = list(rows)
+    typed = len(rows) > 1 and {cell.strip() for cell in rows[1][1]} <= _ORANGE_TYPES
+    if texts and (files.kind(path) == ".tab" or typed):
+        rows = _of_orange(path, iter(rows))
+""",
         "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
     ),
     Fault(
@@ -3168,9 +3176,30 @@ FAULTS = (
         "tests/training/test_fit.py::test_bad_arguments_are_named_before_anything_is_drawn",
     ),
     Fault(
+        "the first record of a source chooses the types of all",
+        "dpx/training/sources.py",
+        "if kinds != expected or found != structure:",
+        "if kinds.keys() != expected.keys():",
+        "tests/training/test_sources.py::test_an_odd_row_is_refused_or_changes_no_other",
+    ),
+    Fault(
+        "one missing value makes floats of a column of integers",
+        "dpx/training/sources.py",
+        "    if missing.any():\n",
+        "    if False:\n",
+        "tests/training/test_sources.py::test_an_odd_row_is_refused_or_changes_no_other",
+    ),
+    Fault(
+        "nobody hears that the rows of a source are to be records",
+        "dpx/training/examples.py",
+        "return (*inferred, *((sources.ROW_BY_ROW,) if any(of_source) else ()))",
+        "return inferred",
+        "tests/training/test_sources.py::test_fit_takes_records_one_by_one_and_says_what_it_assumes",
+    ),
+    Fault(
         "types that follow from the records count as public without a word",
         "dpx/training/fitting.py",
-        "            *inferred_types(data),\n",
+        "            *assumed(data),\n",
         "",
         "tests/training/test_fit.py"
         "::test_takes_what_users_have_and_says_whether_types_follow_from_it[pandas]",
@@ -3338,10 +3367,9 @@ FAULTS = (
     ),
     Fault(
         "all rows of a table choose what separates its cells",
-        "dpx/data/tables.py",
-        "columns, where = _text(path, names, header, separator or files.SEPARATORS[kind])",
-        'separator = separator or max(",;|\\t", key=files.read_text(path).count)\n'
-        "        columns, where = _text(path, names, header, separator)",
+        "dpx/data/columns.py",
+        "path, names, header, separator or files.SEPARATORS[kind], guess, texts",
+        'path, names, header, separator or max(",;|\\t", key=files.read_text(path).count), guess, texts',
         READERS.format("table, csv"),
     ),
     Fault(
