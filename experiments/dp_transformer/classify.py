@@ -118,9 +118,7 @@ def run(config, workdir: Path) -> Outcome:
         notes=notes,
         titles=TITLES,
         headline_row="dp_classifier",
-        comparisons=[
-            Comparison("accuracy", ["dp_prototypes", "dp_words"], more_is_better=True)
-        ],
+        comparisons=[Comparison("accuracy", ["dp_prototypes", "dp_words"], more_is_better=True)],
     )
 
 
