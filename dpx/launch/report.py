@@ -146,8 +146,8 @@ def _about(record: Record) -> list[str]:
         asked = record.config["epsilon"]
         if (math.inf if total["epsilon"] is None else total["epsilon"]) > asked:
             lines.append(
-                f"- The config's ε = {asked:g} is what a row may cost on its own; whoever sees all rows has to "
-                "count the total."
+                f"- The config's ε = {asked:g} is what a row may cost on its own; whoever sees all rows has "
+                "to count the total."
             )
     if record.risk:
         lines.append(f"- {risk_in_words(record)}")
