@@ -34,6 +34,19 @@ def changed(folder, name, *, config=(), left_out=(), arrays=None):
     return folder
 
 
+def with_letters(folder, name="llama", **changes):
+    """A copy of a folder that has a tokenizer of single letters, with other settings."""
+    import tokenizers
+
+    changed(folder, name, **changes)
+    letters = {letter: number for number, letter in enumerate("Ġabcdefghijklmnopqrstuvwxyz")}
+    built = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    built.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def sharded(folder, name):
     """A copy of a folder whose arrays are in two files, and an index."""
     changed(folder, name)

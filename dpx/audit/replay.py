@@ -65,7 +65,7 @@ def replay(
     outputs of the first run.
 
     Args:
-      program: A function that is called as program(data), or, if it takes two arguments, as
+      program: A function that is called as program(data), or, if it has two arguments without defaults, as
         program(data, workdir) with a folder of its own. It has to be deterministic, with fixed keys.
       data: Anything that the program takes.
       neighbour: The same data with one record more, one less, or one replaced.
@@ -180,8 +180,9 @@ def _run(program, data, ids, first, ignore) -> Recording:
                 contextlib.redirect_stderr(complained),
             ):
                 workdir = Path(folder) / "run"
-                takes = len(inspect.signature(program).parameters)
-                result = program(data, workdir) if takes > 1 else program(data)
+                takes = inspect.signature(program).parameters.values()
+                of_data_alone = sum(taken.default is taken.empty for taken in takes) < 2
+                result = program(data) if of_data_alone else program(data, workdir)
                 jax.effects_barrier()
                 left = _leaves(result) | _files(workdir)
         finally:

@@ -72,7 +72,8 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
     if not leaves:
         which = "" if wrt is None else f" that wrt={wrt!r} names"
         raise ValueError(
-            f"params has no floating-point array{which}: there is nothing to differentiate."
+            f"params has no floating-point array{which}, so that there is nothing to differentiate: give "
+            "parameters, or an instance of a model"
         )
     tree = structure.unflatten(leaf if own else None for leaf, own in each)
     if wrt is not None and isinstance(tree, nnx.State):

@@ -264,10 +264,12 @@ class Domain:
         if not inside.all():
             row = tuple(int(i) for i in np.argwhere(~inside)[0])
             row = row[0] if len(row) == 1 else row
-            remedy = "" if name == "Q" else " or pass clip=True"
+            remedy = f"{'change' if kind == 'simplex' else 'raise'} {argument}"
+            if kind == "box" and rows.min() < 0:
+                remedy = 'build with domain="ball", where entries have any sign'
+            remedy += "" if name == "Q" else " or pass clip=True"
             raise ValueError(
-                f"{name} row {row} is outside {where}, as are {int((~inside).sum())} rows in all: "
-                f"{'change' if kind == 'simplex' else 'raise'} {argument}{remedy}"
+                f"{name} row {row} is outside {where}, as are {int((~inside).sum())} rows in all: {remedy}"
             )
 
 

@@ -178,7 +178,7 @@ def in_one_line(error: Exception) -> str:
         text = f"{error.filename}: {error.strerror}: {remedy}"
     if isinstance(error, MemoryError):
         text = f"not enough memory: use less data, a smaller model or more memory ({_first_line(text)})"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
         text = f'{text}: in the clone of dpx, pip install -e ".[data,plots]"'
     return _first_line(text) or type(error).__name__
 

@@ -86,6 +86,8 @@ class Measure:
 class Comparison:
     """A comparison of rows with simpler ones in one metric. A report says which row wins.
 
+    A row that a run left out, as the dearer ones on data of one's own, is left out of the comparison.
+
     Attributes:
       metric: The metric of all these rows, such as `nats_per_character`.
       baselines: Rows of simple private answers that one would try first, such as a private mean.
@@ -180,15 +182,17 @@ def _check_guarantees(outcome: Outcome) -> None:
 
 
 def _check_comparisons(outcome: Outcome) -> None:
-    """Raises ContractError for a comparison of a row in a metric that was not measured for it."""
+    """Raises ContractError for a comparison of what is no row, or of a row that has other metrics only."""
+    rows = {measure.row for measure in outcome.measures}
     for comparison in outcome.comparisons:
+        left_out = outcome.titles.keys() - rows
         measured = {m.row for m in outcome.measures if m.metric == comparison.metric}
         named = [*comparison.baselines, *comparison.starts, *comparison.starts.values()]
-        absent = [row for row in named if row not in measured]
-        if outcome.measures and absent:
+        absent = [row for row in named if row not in measured | left_out]
+        if rows and absent:
             raise ContractError(
                 f"comparison by {comparison.metric}: row {absent[0]!r} was not measured in it: name rows of "
-                "the table"
+                "the table, or of titles"
             )
 
 

@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import platform
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -200,13 +201,23 @@ def read(workdir: str | Path) -> Record | None:
 
 
 def finished(folder: str | Path) -> list[Path]:
-    """The folders of all finished runs in a folder, without the private trials of selections."""
+    """The folders of all finished runs in a folder, without the private trials of selections.
+
+    They are ordered by path, numbers in it by their size: epsilon=4 comes before epsilon=16.
+    """
     folders = (path.parent for path in Path(folder).rglob("result.json"))
-    return sorted(path for path in folders if PRIVATE not in path.relative_to(folder).parts)
+    found = (path for path in folders if PRIVATE not in path.relative_to(folder).parts)
+    return sorted(found, key=_by_numbers)
+
+
+def _by_numbers(path: Path) -> list:
+    """The path's words and numbers in turn, for sorting."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", str(path))
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def read_all(folder: str | Path) -> list[Record]:
-    """All finished runs in a folder, ordered by path."""
+    """All finished runs in a folder, in the order of `finished`."""
     return [record for workdir in finished(folder) if (record := read(workdir)) is not None]
 
 

@@ -143,22 +143,24 @@ def _about(record: Record) -> list[str]:
         seen.add(words)
     if len(releases) > 1:
         lines.append(f"- **total of all releases**: {in_words(total)}")
-        lines.append(
-            f"- The config's ε = {record.config['epsilon']:g} is what a row may cost on its own; whoever "
-            "sees all rows has to count the total."
-        )
+        asked = record.config["epsilon"]
+        if (math.inf if total["epsilon"] is None else total["epsilon"]) > asked:
+            lines.append(
+                f"- The config's ε = {asked:g} is what a row may cost on its own; whoever sees all rows has "
+                "to count the total."
+            )
     if record.risk:
         lines.append(f"- {risk_in_words(record)}")
     lines += [f"- assuming that {assumption}" for assumption in total["assumptions"]]
     if not_covered := record.private["not_covered"]:
         lines.append(f"- not covered by any guarantee: {'; '.join(not_covered)}")
-    return lines + (["", record.notes] if record.notes else [])
+    return lines + ([f"\n{record.notes}"] if record.notes else [])  # no part of the list above
 
 
 def _shared(groups: Sequence[list[Record]]) -> list[str]:
     """The sentences that all groups have in common, which the report states once."""
     first, *others = [_about(group[0]) for group in groups]
-    return [line for line in first if line and all(line in lines for lines in others)]
+    return [line for line in first if all(line in lines for lines in others)]
 
 
 def in_words(spent: dict) -> str:

@@ -41,7 +41,12 @@ _CHUNK = 2**16  # draws in about a second, between which Ctrl-C is heard
 
 
 def check(key, secure: bool) -> None:
-    """Raises ValueError for a key where OpenDP draws, or none where JAX does; ImportError without OpenDP."""
+    """Checks that a key is given where JAX draws, and none where OpenDP does.
+
+    Raises:
+      ValueError: if it is not so.
+      ModuleNotFoundError: where OpenDP draws, if it is not installed.
+    """
     if secure:
         _opendp()
         if key is not None:
@@ -235,7 +240,7 @@ def release_integers(
 
     Raises:
       ValueError: for a result that is not finite.
-      ImportError: without a key and without OpenDP.
+      ModuleNotFoundError: without a key and without OpenDP.
     """
     about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
     # In 64 bits: their product in 16 could be less than the two of them.
@@ -250,8 +255,9 @@ def _opendp() -> Any:
     try:
         import opendp.prelude as prelude
     except ImportError:
-        raise ImportError(
-            'secure=True needs OpenDP: in the clone of dpx, pip install -e ".[secure]"'
+        raise ModuleNotFoundError(
+            'secure=True needs OpenDP: in the clone of dpx, pip install -e ".[secure]"',
+            name="opendp",
         ) from None
     dp: Any = prelude
     dp.enable_features("contrib")

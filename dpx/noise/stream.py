@@ -44,7 +44,7 @@ class Stream:
         """A stream that follows from a secret of 32 bytes.
 
         Raises:
-          ImportError: without the library `cryptography`.
+          ModuleNotFoundError: without the library `cryptography`.
           ValueError: for a secret of another length.
         """
         check()
@@ -132,10 +132,11 @@ def check_noise(noise_multiplier: Any) -> None:
 
 
 def check() -> None:
-    """Raises ImportError without the library `cryptography`."""
+    """Raises ModuleNotFoundError without the library `cryptography`."""
     try:
         import cryptography.hazmat.primitives.ciphers  # noqa: F401
     except ImportError:
-        raise ImportError(
-            'secure=True needs cryptography: in the clone of dpx, pip install -e ".[secure]"'
+        raise ModuleNotFoundError(
+            'secure=True needs cryptography: in the clone of dpx, pip install -e ".[secure]"',
+            name="cryptography",
         ) from None

@@ -215,9 +215,9 @@ def dpsgd_guarantee(
     units = "records" if " " in unit else f"{unit}s"
     how = f"Poisson sampling with probability {sampling_probability:.6g}"
     if sampling == "allocation":
-        how = (
-            f"random allocation to one batch in each epoch of {1 / sampling_probability:.6g} steps"
-        )
+        length = f"{1 / sampling_probability:.6g} steps"
+        mean = " in the mean" if "." in length else ""  # epochs then differ by one step
+        how = f"random allocation to one batch in each epoch of {length}{mean}"
     cut = ""
     if max_batch_size is not None and num_examples is not None:
         chance = truncation_probability(

@@ -32,7 +32,7 @@ class Blocks:
 
     Raises:
       ValueError: for no blocks, a block that is named twice, or an argument out of range.
-      ImportError: for executor="ray" without Ray.
+      ModuleNotFoundError: for executor="ray" without Ray.
     """
 
     def __init__(

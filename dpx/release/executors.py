@@ -117,7 +117,9 @@ class Ray:
         try:
             import ray  # type: ignore[import-not-found]
         except ImportError:
-            raise ImportError('executor="ray" needs Ray: pip install ray') from None
+            raise ModuleNotFoundError(
+                'executor="ray" needs Ray: pip install ray', name="ray"
+            ) from None
         self._ray: Any = ray
         self._workers = workers
         self._options = {"num_cpus": 1, "max_retries": retries}

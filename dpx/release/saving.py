@@ -7,13 +7,13 @@ loading never imports or calls what a file names.
 
 import errno
 import hashlib
-import importlib
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from dpx import _storage as storage
+from dpx._version import __version__
 from dpx.release.encoding import RELEASES, decode, encode, filled, is_one_of
 
 _FORMAT, _VERSION, _HEADER = "dpx release", 1, "dpx.json"
@@ -49,7 +49,7 @@ def save(release: Any, path: str | Path) -> None:
     content = {
         "format": _FORMAT,
         "version": _VERSION,
-        "dpx": _dpx_version(),
+        "dpx": __version__,
         "release": encode(release, name, arrays),
         "arrays": len(arrays),
     }
@@ -90,7 +90,7 @@ def load(path: str | Path, *, like: Any = None) -> Any:
             if header["version"] > _VERSION:
                 raise storage.StorageError(
                     f"{path} was written by dpx {header['dpx']}, which is newer than this one "
-                    f"({_dpx_version()}): install that version"
+                    f"({__version__}): install that version"
                 )
             arrays = [archive.read(f"{number}.npy") for number in range(header["arrays"])]
         stated = header.pop("sha256")
@@ -107,7 +107,7 @@ def load(path: str | Path, *, like: Any = None) -> Any:
         release = decode(header["release"], arrays)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise storage.StorageError(
-            f"{path} was written by dpx {header['dpx']} and holds what this one ({_dpx_version()}) cannot "
+            f"{path} was written by dpx {header['dpx']} and holds what this one ({__version__}) cannot "
             f"build ({error}): load it with the version that wrote it"
         ) from None
     if like is None:
@@ -127,7 +127,3 @@ def _checksum(content: dict, arrays: list[bytes]) -> str:
     for array in arrays:
         digest.update(hashlib.sha256(array).digest())
     return digest.hexdigest()
-
-
-def _dpx_version() -> str:
-    return importlib.import_module("dpx").__version__

@@ -52,15 +52,16 @@ def coefficients(steps: int, bands: int) -> tuple[float, ...]:
     The error is the mean square over all t.
 
     Raises:
-      ImportError: without jax-privacy, which optimises them.
+      ModuleNotFoundError: without jax-privacy, which optimises them.
     """
     if bands == 1:
         return (1.0,)
     try:
         from jax_privacy.matrix_factorization import toeplitz
     except ImportError:
-        raise ImportError(
-            'noise="banded" needs jax-privacy: in the clone of dpx, pip install -e ".[correlated]"'
+        raise ModuleNotFoundError(
+            'noise="banded" needs jax-privacy: in the clone of dpx, pip install -e ".[correlated]"',
+            name="jax_privacy",
         ) from None
     best = np.asarray(toeplitz.optimize_banded_toeplitz(steps, bands), np.float64)
     return tuple((best / np.linalg.norm(best)).tolist())

@@ -74,7 +74,11 @@ def _array(leaf: Any, name: str) -> Any:
         leaf = leaf.toarray()
     elif sources.is_frame(leaf):
         leaf = sources.read_frame(leaf, name)
-    check_real(leaf, name)
+    try:
+        check_real(leaf, name)
+    except ValueError as error:
+        hint = ", and several arrays go into a tuple, as (x, y)" if isinstance(leaf, list) else ""
+        raise ValueError(f"{error}{hint}") from None
     if isinstance(leaf, list) and len(types := _types(leaf)) > 1:
         raise ValueError(
             f"{name} is a list that holds {' and '.join(sorted(map(str, types)))}, which must be of one "

@@ -133,7 +133,7 @@ def check(key: Any, secure: bool = False) -> None:
     """Raises ValueError for anything but one JAX key or `Keys`, and with `secure` for a JAX key.
 
     Raises:
-      ImportError: with `secure`, without the library that makes streams.
+      ModuleNotFoundError: with `secure`, without the library that makes streams.
     """
     if secure:
         stream.check()

@@ -19,18 +19,16 @@ from dpx._validate import check_integer
 from dpx.nn import lora, pretrained
 from dpx.nn.pretrained import Decoder, DecoderSettings, padded
 from experiments.cross_attention.labelled import Documents
-from experiments.dp_transformer.documents import Bytes
+from experiments.dp_transformer.documents import Bytes, check_kind
 from experiments.dp_transformer.pieces import in_pieces, kept, once
 
-KINDS = ("none", "pretrained", "random")
 _PIECE = 16  # texts that are read at a time
 _WIDTH = 8  # of which the number of tokens of a piece is a multiple
 
 
 def check(language, num_groups: int) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for a section that cannot be used."""
-    if language.kind not in KINDS:
-        raise ValueError(f"config.language.kind={language.kind!r} must be one of {KINDS}")
+    check_kind(language, "language", "none", "random")
     if language.kind == "none":
         return
     check_integer(language.length, "config.language.length")

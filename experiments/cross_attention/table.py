@@ -19,6 +19,7 @@ from dpx.data.arrays import load_array, load_columns
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from dpx.training import log
 
 RELEASE = "memory.dpx"
 _NOTES = (
@@ -33,7 +34,9 @@ _TITLES = {
 }
 _NOT_COVERED = (
     "the errors and the rows mean and dp_mean, which are computed on the private rows: keep them to yourself",
+    "how many rows were moved into the domain, which stderr says",
 )
+_DOMAINS = {"key": "domain", "value": "value_domain"}
 _MEANS = 20  # draws of the private mean's noise
 
 
@@ -117,6 +120,14 @@ def run(config, workdir: Path) -> Outcome:
     dpx.save(memory, Path(workdir) / RELEASE)
     Q = _queries(config, domain)
     inside = domain.enter(K, V, clip=True)
+    for name, rows, clipped in (("key", K, inside[0]), ("value", V, inside[1])):
+        moved = ~np.isclose(rows, clipped).all(axis=-1)
+        if moved.any():
+            log.say(
+                f"{moved.sum()} of {len(rows)} {name}s lie outside what config.{name}_bound and the domain "
+                f"{config[_DOMAINS[name]]!r} allow, and were moved inside",
+                shown=True,
+            )
     exact = _exact(Q, *inside, 1 / domain.scale)
     answers = {
         "sketch": memory.query(Q),
@@ -192,7 +203,10 @@ def _part(path: str, name: str, data) -> np.ndarray:
             "name of an array in an .npz file"
         )
     if Path(path).suffix.lower() != ".npz":
-        return load_columns(path, [column.strip() for column in where.split(",")], **written)
+        try:
+            return load_columns(path, [column.strip() for column in where.split(",")], **written)
+        except ValueError as error:
+            raise ValueError(f"{error} (--config.data.{name}={where})") from None
     array = load_array(path, where, **written)
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or 0 in array.shape:

@@ -13,7 +13,7 @@ from dpx.data.minilm import minilm_folder
 from dpx.nn import pretrained
 from dpx.nn.pretrained import Encoder, EncoderSettings
 from dpx.training import checkpoints
-from experiments.dp_transformer.documents import Bytes
+from experiments.dp_transformer.documents import Bytes, check_kind
 from experiments.dp_transformer.pieces import in_pieces
 from experiments.dp_transformer.tuned_text import attach
 
@@ -50,10 +50,7 @@ class Classifier(NamedTuple):
 
 def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
-    if config.model.kind not in ("pretrained", "scratch"):
-        raise ValueError(
-            f"config.model.kind={config.model.kind!r} must be 'pretrained' or 'scratch'"
-        )
+    check_kind(config.model, "model", "scratch")
     if config.tune.mode not in MODES:
         raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
     if config.model.kind == "scratch" and config.tune.mode != "full":

@@ -118,13 +118,7 @@ def run(config, workdir: Path) -> Outcome:
         notes=notes,
         titles=TITLES,
         headline_row="dp_classifier",
-        comparisons=[
-            Comparison(
-                "accuracy",
-                [row for row in ("dp_prototypes", "dp_words") if row in rows],
-                more_is_better=True,
-            )
-        ],
+        comparisons=[Comparison("accuracy", ["dp_prototypes", "dp_words"], more_is_better=True)],
     )
 
 

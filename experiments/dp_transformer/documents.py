@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpx._validate import check_choice
 from dpx.data import files
 from dpx.data import text as own
 from dpx.data.records import num_units, of_units
@@ -59,6 +60,20 @@ class Bytes:
         """The text of tokens."""
         tokens = np.asarray(tokens)
         return own.Alphabet(None).decode(tokens[tokens < 256])
+
+
+def check_kind(section, name: str, *others: str) -> None:
+    """Checks that a model of a config is pretrained or one of some others, which read no file.
+
+    Raises:
+      ValueError: for another `kind`, and for a `path` that would not be read.
+    """
+    check_choice(section.kind, f"config.{name}.kind", ("pretrained", *others))
+    if section.kind != "pretrained" and section.path is not None:
+        raise ValueError(
+            f"config.{name}.path={section.path!r} must be left out where config.{name}.kind is "
+            f"{section.kind!r}, which reads no file: or use --config.{name}.kind=pretrained"
+        )
 
 
 def unit(config) -> str:

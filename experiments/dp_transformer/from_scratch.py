@@ -20,10 +20,7 @@ load = language_model.load
 
 def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
-    if config.tokenizer.kind not in ("pretrained", "bytes"):
-        raise ValueError(
-            f"config.tokenizer.kind={config.tokenizer.kind!r} must be 'pretrained' or 'bytes'"
-        )
+    docs.check_kind(config.tokenizer, "tokenizer", "bytes")
     if config.data.tokens < 1:
         raise ValueError(f"config.data.tokens={config.data.tokens} must be at least 1")
     docs.check(config.data)

@@ -134,8 +134,8 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
         comparisons=[
             Comparison(
                 "nats_per_character",
-                [f"dp_{order}gram" for order in _compared(config)],
-                {} if prior is None else dict.fromkeys(rows, "start"),
+                [f"dp_{order}gram" for order in config.ngrams],
+                dict.fromkeys(rows, "start"),
             )
         ],
     )

@@ -97,10 +97,9 @@ def run(config, workdir: Path) -> Outcome:
             results.append((row.name, row.metrics))
     if chosen is not None:
         notes += f"\n\nThe {config.model.kind} without privacy was trained {chosen.words}"
-    measures, main = ranking.measures(results), _main_row(config, 0)
-    measured = {measure.row for measure in measures}
+    main = _main_row(config, 0)
     return Outcome(
-        measures=measures,
+        measures=ranking.measures(results),
         headline=releases[main],
         releases=releases,
         composed=composed,
@@ -112,8 +111,8 @@ def run(config, workdir: Path) -> Outcome:
         comparisons=[
             Comparison(
                 f"ndcg@{config.evaluate.k}",
-                [row for row in ("dp_popularity", "transitions") if row in measured],
-                {row: "start" for row in models.private_rows(config) if "start" in measured},
+                ["dp_popularity", "transitions"],
+                dict.fromkeys(models.private_rows(config), "start"),
                 more_is_better=True,
             )
         ],

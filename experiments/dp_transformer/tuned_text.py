@@ -17,7 +17,7 @@ from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.nn.transformer import generate
 from dpx.training import checkpoints
 from experiments.dp_transformer import record_probability
-from experiments.dp_transformer.documents import Bytes, Documents
+from experiments.dp_transformer.documents import Bytes, Documents, check_kind
 from experiments.dp_transformer.pieces import in_pieces
 
 MODES = ("lora", "full")
@@ -42,10 +42,7 @@ class Language(NamedTuple):
 
 def check(config) -> None:
     """Raises ValueError for sections `model`, `tune` and `sample` that cannot be used."""
-    if config.model.kind not in ("pretrained", "random"):
-        raise ValueError(
-            f"config.model.kind={config.model.kind!r} must be 'pretrained' or 'random'"
-        )
+    check_kind(config.model, "model", "random")
     for name in ("dtype", "param_dtype"):
         if config.model[name] not in ("float32", "bfloat16"):
             raise ValueError(

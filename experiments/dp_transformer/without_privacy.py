@@ -6,12 +6,13 @@ records, and measured on the others. What wins is trained on all of them.
 """
 
 import itertools
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
+
+from dpx.training import log
 
 STARTS = {
     "scratch": "scratch",
@@ -85,7 +86,7 @@ def choose(
     values = []
     for number, way in enumerate(found):
         values.append(measured(way, number))
-        print(f"without privacy, {way}: {values[-1]:.4g}", file=sys.stderr, flush=True)
+        log.say(f"without privacy, {way}: {values[-1]:.4g}", shown=True)
     goodness = np.array(values) if more_is_better else -np.array(values)
     best = int(np.argmax(np.nan_to_num(goodness, nan=-np.inf)))
     others = "; ".join(f"{way}: {x:.4g}" for way, x in zip(found, values, strict=True))

@@ -14,6 +14,7 @@ from dpx._validate import check_choice
 from dpx.data import newsgroups
 from dpx.data.arrays import load_array
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
+from dpx.training import log
 from dpx.training.keys import open_keys
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
@@ -191,6 +192,13 @@ def run(config, workdir: Path) -> Outcome:
         features = noisy_head.featurize(train, response_clip=hyper.response_clip)
         held_out = noisy_head.featurize(test)
         reference = noisy_head.ridge(noisy_head.featurize(train), config.regularization)
+        lengths = [np.linalg.norm(part, axis=-1) for part in (features.query, features.context)]
+        longer = np.prod(lengths, axis=0) > hyper.feature_radius
+        log.say(
+            f"{longer.sum()} of {len(longer)} features are longer than config.feature_radius="
+            f"{hyper.feature_radius:g}, and are clipped for the private rows",
+            shown=True,
+        )
 
         def measure(row, gamma, guarantee=None, **settings):
             excess = noisy_head.empirical_risk(gamma, held_out, reference=reference)
@@ -235,6 +243,7 @@ def run(config, workdir: Path) -> Outcome:
     not_covered = [
         f"the number of {records}, and the test prompts that the risks are computed on",
         "ridge, best_ridge, not_private and every risk in this record: they have no noise, for research",
+        "how many features are clipped, which stderr says",
     ]
     if not _of_arrays(config):
         not_covered.append("an author of documents in several prompts")

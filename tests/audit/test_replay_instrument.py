@@ -152,6 +152,14 @@ def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):
     audit.replay(program, DATA, DATA[1:], ignore=["file/loss.txt"]).check()
 
 
+def test_a_program_with_defaults_is_given_no_folder_in_place_of_one():
+    def program(x, multiplier=3.0):
+        return released(x, multiplier=multiplier)
+
+    replayed = audit.replay(program, DATA, DATA[1:]).check()
+    assert replayed.recording.epsilon(1e-5) == pytest.approx(gaussian_epsilon(3.0, 1e-5))
+
+
 def test_epsilon_follows_from_the_noise_that_was_drawn():
     keys = jax.random.split(KEY, 2)
     found = audit.record(lambda x: [released(x, key=key, multiplier=3.0) for key in keys], DATA)

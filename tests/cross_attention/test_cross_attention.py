@@ -244,6 +244,10 @@ def test_misused_queries_raise():
     built = cross_attention.build(KEY, K, V, **BOX, **BUDGET)
     with pytest.raises(ValueError, match="Q row 3 is outside"):
         built.query(Q + 2 * (np.arange(50) == 3)[:, None])
+    with pytest.raises(ValueError, match=r'build with domain="ball", where entries have any sign$'):
+        built.query(-Q)
+    with pytest.raises(ValueError, match=r"K row 0 .* any sign or pass clip=True"):
+        cross_attention.build(KEY, K - 0.5, V, **BOX, **BUDGET)
     with pytest.raises(ValueError, match="Q has shape"):
         built.query(Q[:, :1])
     with pytest.raises(ValueError, match="K has shape"):

@@ -85,6 +85,10 @@ def test_words_are_biased_by_what_was_released(tmp_path, monkeypatch):
     ("changed", "message"),
     [
         ({"kind": "gguf"}, r"config\.language\.kind='gguf'"),
+        (
+            {"kind": "random", "path": "x.gguf"},
+            r"config\.language\.path='x\.gguf' must be left out",
+        ),
         ({"words": ("no",)}, r"config\.language\.words=.* must be 2 words"),
         ({"words": ("no", "nay")}, r"config\.language\.words=.* no two are equal"),
         ({"template": "Is it good?"}, r"config\.language\.template='Is it good\?'"),

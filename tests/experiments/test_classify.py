@@ -48,6 +48,7 @@ def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
         ({"tune.mode": "probe"}, "must be 'full'"),
         ({"tune.mode": "none"}, "config.tune.mode='none'"),
         ({"model.kind": "random"}, "config.model.kind='random'"),
+        ({"model.path": "folder"}, "config.model.path='folder' must be left out"),
         ({"words.batch_size": 10**6}, "config.words.batch_size=1000000"),
         ({"data.held_out": 1.0}, "config.data.held_out=1.0"),
     ],

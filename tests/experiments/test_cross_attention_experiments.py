@@ -11,6 +11,7 @@ from configs import cross_attention as config_file
 from dpx.launch import comparison
 from dpx.noise import release
 from dpx.privacy import gaussian_noise_multiplier
+from dpx.training import log
 from experiments.cross_attention import (
     classifiers,
     kernel_regression,
@@ -175,6 +176,28 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
     np.testing.assert_array_equal(found[0], found[3])
+
+
+def test_the_owner_hears_of_rows_that_are_moved_into_the_domain(tmp_path, capsys):
+    """Keys in [0, 1]² of the length √2 are no keys of a ball of radius 1."""
+    path = own_memory(tmp_path, "npz")
+    for domain, heard in (("ball", ["50 of 200 keys"]), ("box", [])):
+        config = own_config(path, domain=domain, features="taylor", temperature=2.0)
+        table.run(config, tmp_path / domain)
+        said = capsys.readouterr()
+        assert [x.split(" lie")[0] for x in said.err.splitlines() if "moved" in x] == heard
+        assert "moved" not in said.out
+    with log.quiet():
+        table.run(own_config(path, features="taylor", temperature=2.0), tmp_path / "quiet")
+    assert "moved" not in capsys.readouterr().err
+
+
+def test_a_table_without_the_columns_names_their_flag(tmp_path):
+    config = own_config(own_memory(tmp_path, "csv"), **{"data.key": "K"})
+    with pytest.raises(
+        ValueError, match=r"no column 'K': use name, a, c, b \(--config\.data\.key=K\)"
+    ):
+        table.validate(config)
 
 
 @pytest.mark.slow

@@ -22,17 +22,6 @@ ADAPTERS = {"README.md", peft.CONFIG, peft.WEIGHTS}
 MERGED = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 
 
-def model_folder(folder, name="llama"):
-    """A model with a tokenizer of single letters."""
-    folder = folders.changed(folder, name)
-    letters = {letter: number for number, letter in enumerate("Ġabcdefghijklmnopqrstuvwxyz")}
-    built = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
-    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    built.decoder = tokenizers.decoders.ByteLevel()
-    built.save(str(folder / "tokenizer.json"))
-    return folder
-
-
 def finished(folder, **changes):
     """A finished run on private texts of the user, whose path is private too."""
     path = folder / "secretpath.csv"
@@ -43,7 +32,7 @@ def finished(folder, **changes):
         "data.path": str(path), "data.generated": 0, "data.column": "column0", "data.length": 6,
         "data.user": "column1", "model.kind": "pretrained", "tune.shift": False, "train.batch_size": 16,
         "train.learning_rate": 0.1, "epsilon": 30.0, "comparisons": True, "ngrams": (1,),
-        "non_private.steps": 2, "model.path": str(model_folder(folder / "tinymodel")),
+        "non_private.steps": 2, "model.path": str(folders.with_letters(folder / "tinymodel")),
     }  # fmt: skip
     config.update_from_flattened_dict(SMALL | settings | changes)
     run.prepare(config, SOURCE, folder / "run")
@@ -188,7 +177,7 @@ def test_the_command_writes_it(tuned, tmp_path):
 )
 def test_what_cannot_be_written_is_named(tmp_path, changes, form, words):
     config = records.load_config(SOURCE)
-    path = str(model_folder(tmp_path / "model"))
+    path = str(folders.with_letters(tmp_path / "model"))
     config.update_from_flattened_dict({"model.kind": "pretrained", "model.path": path} | changes)
     language = tuned_text.build(config)
     model = tuned_text.TunedText(language, language.trained, config)

@@ -275,6 +275,7 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
         ({"tune.layers": 9}, "config.tune.layers=9"),
         ({"tune.target_modules": ("queries",)}, "config.tune.target_modules"),
         ({"model.kind": "onnx"}, "model.kind='onnx'"),
+        ({"model.path": "folder"}, r"model\.path='folder' must be left out .*kind=pretrained"),
         ({"model.dtype": "int8"}, "model.dtype='int8'"),
         ({"sample.count": 0}, "sample.count=0"),
         ({"ngrams": (4,)}, "ngrams"),

@@ -149,6 +149,29 @@ def test_on_ones_own_data_a_run_spends_what_it_is_given(source, tmp_path):
         assert more.epsilon > 1.2 * config.epsilon
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        "quickstart:tiny",
+        "text:tiny",
+        "finetune:pretrained,tiny",
+        "finetune:scratch,tiny",
+        "next_tokens:tiny",
+        "cross_attention:retrieval,tiny",
+        "cross_attention:sentences,tiny",
+    ],
+)
+def test_on_ones_own_data_a_run_ends_without_its_comparisons(source, tmp_path, monkeypatch):
+    """These have data of their own, and make fewer rows of other data."""
+    monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
+    config = configured(source, tmp_path, **own(source, tmp_path))
+    run.prepare(config, source, tmp_path / "run")
+    total = run.compose(dict(run.plan(config).releases))
+    record = run.execute(config, tmp_path / "run")
+    assert record.total["epsilon"] == pytest.approx(total.epsilon, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "source",
     [

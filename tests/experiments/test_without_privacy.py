@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from dpx.data import Histories, leave_last_out, synthetic_histories
 from dpx.launch import records, run
 from dpx.recommend import popularity, transitions
+from dpx.training import log
 from experiments.dp_transformer import (
     corpus as corpora,
 )
@@ -43,7 +44,7 @@ def test_ways_are_all_combinations_of_what_is_tried():
 
 
 @pytest.mark.parametrize(("more", "best"), [(False, 0.3), (True, 0.1)])
-def test_the_best_way_wins(more, best):
+def test_the_best_way_wins(more, best, capsys):
     config = section(tried={"learning_rate": (0.1, 0.2, 0.3)})
     values = {0.1: 3.0, 0.2: float("nan"), 0.3: 1.0}
 
@@ -56,6 +57,10 @@ def test_the_best_way_wins(more, best):
     assert numbers == [0, 1, 2]  # labels, and so keys, of their own
     assert chosen.way.section.learning_rate == best
     assert "at learning rate 0.3: 1" in chosen.words
+    assert "without privacy, " in capsys.readouterr().err
+    with log.quiet():  # these numbers are of private data
+        without_privacy.choose(config, measured, more_is_better=more)
+    assert not capsys.readouterr().err
 
 
 def test_the_only_way_is_not_tried():

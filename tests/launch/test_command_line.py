@@ -227,6 +227,16 @@ def test_a_report_that_cannot_be_written_ends_in_one_line(tmp_path, monkeypatch,
     assert "Permission denied" in capsys.readouterr().err
 
 
+def test_a_package_that_is_missing_has_one_remedy():
+    unknown = ModuleNotFoundError("No module named 'pandas'")
+    assert (
+        cli.in_one_line(unknown)
+        == f'{unknown}: in the clone of dpx, pip install -e ".[data,plots]"'
+    )
+    known = ModuleNotFoundError("GGUF files need gguf: pip install gguf")
+    assert cli.in_one_line(known) == str(known)
+
+
 @pytest.mark.parametrize("name", ["Smith!", "Smith", "a" * 14])
 def test_names_that_cannot_be_encoded_are_named(name):
     with pytest.raises(ValueError, match="at most 13 letters a–z"):

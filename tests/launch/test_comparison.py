@@ -71,9 +71,8 @@ def _outcome(values, **options):
         spent,
         {"model": spent},
         headline_row="model",
-        titles=TITLES,
         comparisons=[by],
-        **options,
+        **({"titles": TITLES} | options),
     )
 
 
@@ -99,6 +98,21 @@ def test_a_report_marks_and_says_it_for_means_over_seeds(tmp_path, monkeypatch):
     assert "**the model: training made it worse than what it started from, by hit: 0.35" in together
 
 
-def test_a_row_that_was_not_measured_is_refused():
+def test_a_row_that_is_none_of_the_table_is_refused():
     with pytest.raises(ContractError, match="by hit: row 'transitions' was not measured"):
         _outcome({"model": 0.4, "popularity": 0.36})
+
+
+def test_a_row_with_a_title_that_a_run_left_out_is_not_compared_with():
+    outcome = _outcome({"model": 0.4}, titles=dict.fromkeys(("popularity", "transitions"), "x"))
+    (by,) = outcome.comparisons
+    assert comparison.best_baseline(by, outcome.measures) == ""
+    assert not list(comparison.remarks(by, outcome.measures, "model", outcome.titles))
+    with pytest.raises(ContractError, match="by hit: row 'popularity' was not measured"):
+        Outcome(
+            [*outcome.measures, Measure("popularity", "loss", 1.0)],
+            outcome.headline,
+            outcome.releases,
+            titles=outcome.titles,
+            comparisons=[by],
+        )

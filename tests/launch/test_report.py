@@ -1,5 +1,6 @@
 """What a report puts together: runs that differ in the seed alone, and what runs on the same data cost."""
 
+import dataclasses
 from pathlib import Path
 
 import dpx
@@ -129,10 +130,10 @@ def test_a_report_of_several_points_begins_with_what_differs_and_says_all_else_o
     monkeypatch.setattr(language_model, "run", _measured)
     fixed = {"train.steps": 5}
     # One of the three is that of the config, which is no override.
-    points = sweep.grid(NAME, ["epsilon=1,3,8"], fixed)
+    points = sweep.grid(NAME, ["epsilon=1,3,16"], fixed)
     assert sweep.run_points(NAME, points, tmp_path, fixed=fixed) == []
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
-        f"epsilon={epsilon}" for epsilon in (1, 3, 8)
+        f"epsilon={epsilon}" for epsilon in (1, 3, 16)
     }
     text = report.write(tmp_path)
     head, *others = text.split("\n## ")
@@ -145,18 +146,32 @@ def test_a_report_of_several_points_begins_with_what_differs_and_says_all_else_o
         "|---|---|---|---|---|",
         "| 1 | 2 | 1 | 2 (a mean) | 0.5 |",
         "| 3 | 6 | 0.3333 | 0.6667 (a mean) | 0.5 |",
-        "| 8 | 16 | 0.125 | 0.25 (a mean) | 0.5 |",
+        "| 16 | 32 | 0.0625 | 0.125 (a mean) | 0.5 |",
     ]
     assert [words.splitlines()[0] for words in others] == [
-        *(f"{NAME} epsilon={epsilon}.0" for epsilon in (1, 3, 8)),
+        *(f"{NAME} epsilon={epsilon}.0" for epsilon in (1, 3, 16)),
         "In all 3 of them",
     ]
     for words in ("it is a test", "the losses", "A note."):
         assert text.count(words) == 1
         assert words in others[-1]
+    assert "\n\nA note." in text  # and not a line of the list above
+    assert text.count("is what a row may cost on its own") == 3
     # What is not true of all stands where it is.
     assert ["nobody is there twice" in words for words in others] == [True, True, False, False]
-    assert all(f"- model: ε = {epsilon}," in text for epsilon in (1, 3, 8))
+    assert all(f"- model: ε = {epsilon}," in text for epsilon in (1, 3, 16))
+
+
+def test_a_total_within_the_budget_of_the_config_needs_no_warning(tmp_path, monkeypatch):
+    def run(config, workdir):
+        outcome = _measured(config, workdir)
+        return dataclasses.replace(outcome, composed={"model": outcome.headline})
+
+    monkeypatch.setattr(language_model, "run", run)
+    assert sweep.run_points(NAME, [{}], tmp_path) == []
+    text = report.write(tmp_path)
+    assert "**total of all releases**" in text
+    assert "on its own" not in text
 
 
 def test_totals_of_synthetic_runs_are_of_one_draw(tmp_path, monkeypatch):

@@ -270,7 +270,7 @@ def test_misuse_raises_before_anything_is_spent(monkeypatch):
         )
     for name in ("opendp", "opendp.prelude"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r'pip install -e "\.\[secure\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[secure\]"'):
         fit(None, secure=True, **BUDGET)
 
 

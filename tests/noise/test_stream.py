@@ -169,5 +169,7 @@ def test_bad_input_is_named(monkeypatch):
             Stream(SECRET).bits(0, ((5,),)), exact, sensitivity=1.0, law=law, label="sums"
         )
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
-    with pytest.raises(ImportError, match=r'cryptography: .* pip install -e "\.\[secure\]"'):
+    with pytest.raises(
+        ModuleNotFoundError, match=r'cryptography: .* pip install -e "\.\[secure\]"'
+    ):
         Stream(SECRET)

@@ -174,6 +174,15 @@ def test_epochs_of_one_step_are_the_gaussian_mechanism():
     assert found == dpx.gaussian_noise_multiplier(2.0, 1e-5, compositions=4)
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"), [(0.1, "of 10 steps,"), (60 / 596, "of 9.93333 steps in the mean,")]
+)
+def test_a_guarantee_says_how_long_epochs_are(rate, words):
+    settings: dict[str, Any] = {"sampling_probability": rate, "steps": 20}
+    spent = privacy.dpsgd_guarantee(2.0, 1e-5, sampling="allocation", unit="record", **settings)
+    assert f"one batch in each epoch {words}" in spent.mechanism
+
+
 def test_hardly_any_noise_is_priced_without_allocation():
     settings: dict[str, Any] = {"sampling_probability": 0.2, "steps": 10}
     for noise in (0.049, 0.01):

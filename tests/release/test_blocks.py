@@ -115,7 +115,7 @@ def test_ray_makes_the_release_of_the_one_call(shards, tmp_path, monkeypatch):
 
 def test_without_ray_it_is_named(shards, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ImportError, match="pip install ray"):
+    with pytest.raises(ModuleNotFoundError, match="pip install ray"):
         FIT(Blocks(shards[0], read=READ, executor="ray"))
 
 

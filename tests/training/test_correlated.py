@@ -233,5 +233,5 @@ def test_wrong_combinations_are_named(changes, named):
 
 def test_without_jax_privacy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jax_privacy.matrix_factorization", None)
-    with pytest.raises(ImportError, match=r"\.\[correlated\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"\.\[correlated\]"):
         correlated.coefficients(10, 2)

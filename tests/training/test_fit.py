@@ -230,8 +230,13 @@ def test_a_folder_goes_on_with_nothing_else(tmp_path, monkeypatch):
         ({"key": np.array([0.3, 0.9])}, "must be one JAX key"),
         ({"key": np.array([1, 2])}, "must be one JAX key"),
         ({"params": {}}, "params has no floating-point array"),
+        ({"params": nnx.Linear}, "give parameters, or an instance of a model"),
         ({"data": ()}, "data holds no array"),
         ({"data": (X, Y[:50])}, r"data has .*'data\[1\]': 50.* rows"),
+        (
+            {"data": [X, Y]},
+            r"rows of one length: .*, and several arrays go into a tuple, as \(x, y\)",
+        ),
         ({"data": (X, 3.0)}, r"data\[1\]=3.0 must be an array"),
         ({"data": ([[1.0], [2.0, 3.0]],)}, r"data\[0\] must be an array, with rows of one length"),
         ({"data": {"x": X, "y": ["a"] * 100}}, r"data\['y'\] has dtype <U1, which must be real"),

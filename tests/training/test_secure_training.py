@@ -258,7 +258,7 @@ def test_bad_input_is_named_before_there_is_a_folder(changes, named, tmp_path):
 
 def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
-    with pytest.raises(ImportError, match=r'pip install -e "\.\[secure\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[secure\]"'):
         fit(tmp_path / "run", key=None)
     assert not (tmp_path / "run").exists()
 
