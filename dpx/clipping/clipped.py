@@ -163,7 +163,7 @@ class ClippedGrad:
         step = max(1, min(self.microbatch_size or size, size))
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)
         dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
-        loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
+        loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)
         program = _plan.program(_plan.read(loss, parameters.leaves, batch), self.method)
         share = max(form.rounding(step, dtype) for form in program.forms)
         return 2 * batch_size * (share + gamma(_batches.BLOCK + devices, dtype) + 3 * unit(dtype))
@@ -174,18 +174,15 @@ class ClippedGrad:
         _params.check_finite(parameters)
         _reports.report_state(params, self.wrt, self.strict)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        functions_of = _losses.functions(self.loss_fn, self.has_aux, parameters)
+        loss, aux = _losses.functions(self.loss_fn, self.has_aux, parameters)
         report = _reports.of(self.strict, batch, size, parameters)
         batch = _batches.as_jax(batch)
 
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
-            loss, aux = functions_of(frozen)
-            reader = _plan.read(loss, leaves, batch, self.microbatch_size != 1)
-            if self.method == "vmap":
-                clip, example_bytes = _passes.held(reader, leaves, groups.members), 0
-            else:
-                program = _plan.program(reader, self.method)
-                clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
+            of_one = functools.partial(loss, frozen=frozen)
+            reader = _plan.read(of_one, leaves, batch, self.microbatch_size != 1)
+            program = _plan.program(reader, self.method)
+            clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
                 done = clip(batch)
@@ -193,13 +190,13 @@ class ClippedGrad:
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum(factors)
                 # The compiler shares the forward pass.
-                rest = _passes.over_examples(functools.partial(aux, leaves), batch)
+                rest = _passes.over_examples(lambda x: aux(leaves, x, frozen), batch)
                 return sums, norms, (done.losses, rest)
 
             whole = _batches.finite_only(once)
             # Of explicit axes, `run` sees the examples of one device.
             step = (self.microbatch_size or size) * len(mask) // size
-            if self.microbatch_size is None:
+            if self.microbatch_size is None and self.method != "vmap":
                 step = _batches.chosen(len(mask), example_bytes, leaves)
             sums, *found = _batches.by_microbatches(whole, step, batch, mask)
             if self.normalize:
@@ -210,11 +207,10 @@ class ClippedGrad:
         # The report is on what is traced here. What is computed here promotes ranks.
         with report, jax.numpy_rank_promotion("allow"):
             if size == 0:
-                aux = functions_of({})[1]
                 sums, norms, found = _batches.nothing(parameters.leaves, groups, aux, batch)
             else:
                 given = parameters.leaves, _meshes.on_mesh(parameters.constants), batch, mask
-                sums, norms, found = _meshes.run(run, functions_of, *given)
+                sums, norms, found = _meshes.run(run, loss, *given)
         grads, norms = parameters.gradient_tree(sums), jax.tree.unflatten(groups.structure, norms)
         losses, aux = found
         return ClippedGrads(grads, norms, losses, groups.clips, aux)

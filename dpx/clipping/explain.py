@@ -99,7 +99,7 @@ def explain_clipping(
       wrt, has_aux: as in `clipped_grad`; what is not trained has no row.
     """
     parameters = params.flatten(params_, wrt)
-    loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
+    loss, _ = losses.functions(loss_fn, has_aux, parameters)
     (size, _), batch = batches.checked(batch), batches.as_jax(batch)
     reader = plan.read(loss, parameters.leaves, batch)
     program = plan.program(reader)

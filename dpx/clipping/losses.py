@@ -40,36 +40,32 @@ def is_vectorised(batch: Any) -> bool:
 
 def functions(
     loss_fn: Callable, has_aux: bool, parameters: Parameters
-) -> Callable[[dict[int, jax.Array]], tuple[Loss, Callable[..., Any]]]:
+) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
     """A user's loss as two checked functions of (arrays to differentiate, one example): loss, and aux.
 
-    They are made for constants that replace those of the parameters, given by their number. Aux is None
-    without `has_aux`. The setting of `jax.numpy_rank_promotion` that holds now will hold within.
+    Aux is None without `has_aux`. Both take, as `frozen`, values that replace some of the parameters'
+    constants, by their number. The setting of `jax.numpy_rank_promotion` that holds now will hold within.
     """
     setting = jax.numpy_rank_promotion.value
 
-    def made(given: dict[int, jax.Array]) -> tuple[Loss, Callable[..., Any]]:
-        held = parameters.holding(given)
+    def call(leaves: Any, example: tuple, frozen: dict[int, jax.Array] | None) -> Any:
+        held = parameters.holding(frozen or {})
+        with jax.numpy_rank_promotion(setting), without_named_axes():
+            value = loss_fn(held.rebuild(leaves, held.constants), *example)
+        if has_aux and (not isinstance(value, tuple) or len(value) != 2):
+            raise ValueError(
+                f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair "
+                "(loss, aux)"
+            )
+        return value if has_aux else (value, None)
 
-        def call(leaves: Any, example: tuple) -> Any:
-            with jax.numpy_rank_promotion(setting), without_named_axes():
-                value = loss_fn(held.rebuild(leaves, held.constants), *example)
-            if has_aux and (not isinstance(value, tuple) or len(value) != 2):
-                raise ValueError(
-                    f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair "
-                    "(loss, aux)"
-                )
-            return value if has_aux else (value, None)
+    def loss(leaves: Any, example: tuple, frozen: Any = None) -> jax.Array:
+        return scalar(call(leaves, example, frozen)[0])
 
-        def loss(leaves: Any, example: tuple) -> jax.Array:
-            return scalar(call(leaves, example)[0])
+    def aux(leaves: Any, example: tuple, frozen: Any = None) -> Any:
+        return _arrays(call(leaves, example, frozen)[1]) if has_aux else None
 
-        def aux(leaves: Any, example: tuple) -> Any:
-            return _arrays(call(leaves, example)[1]) if has_aux else None
-
-        return loss, aux
-
-    return made
+    return loss, aux
 
 
 def scalar(value: Any) -> jax.Array:

@@ -72,13 +72,11 @@ def one_example(batch: Any) -> Any:
     return jax.tree.map(shape, batch)
 
 
-def run(
-    body: Run, functions_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
-):
+def run(body: Run, loss: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array):
     """Runs `body` on whatever mesh its arguments live on.
 
-    `frozen` are the arrays of the parameters that are not differentiated, which a function on explicit axes
-    must not close over; `functions_of(frozen)` is the loss of (leaves, one example), and another function.
+    `frozen` are arrays of the parameters that are not differentiated, which a function on explicit axes must
+    not close over. `loss` is a function of (leaves, one example, frozen).
     """
     given = leaves, frozen, batch, mask
 
@@ -87,8 +85,7 @@ def run(
         axes = varying(leaves, batch, mask)
         if jax.sharding.get_abstract_mesh().manual_axes:
             # What the loss closes over may differ between devices as well.
-            loss, _ = functions_of(frozen)
-            axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
+            axes |= varying(jax.eval_shape(loss, leaves, one_example(batch), frozen))
         leaves, batch, mask = vary((leaves, batch, mask), axes)
         return body(leaves, frozen, batch, mask)
 

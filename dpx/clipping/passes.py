@@ -25,7 +25,7 @@ from dpx.clipping.gradients.forms import Values, squared_norm, together
 from dpx.clipping.gradients.plan import Program
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
-from dpx.clipping.rounding import accumulator, settled, sum_of_squares
+from dpx.clipping.rounding import accumulator, settled
 
 
 class Pass(NamedTuple):
@@ -60,25 +60,6 @@ def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
             "clipped_grad(..., microbatch_size=1), which takes one example at a time without it."
         )
         raise
-
-
-def held(reader: Reader, leaves: Sequence[jax.Array], groups: Sequence[int]) -> Callable:
-    """Holds every per-example gradient by `vmap`: the plain way, and the oracle for `clipping`."""
-    traced = core.jaxpr_as_fun(core.ClosedJaxpr(reader.jaxpr, reader.consts))
-
-    def run(batch: Any) -> Pass:
-        losses, *found = over_examples(functools.partial(traced, *leaves), *jax.tree.leaves(batch))
-        gradients = [g.astype(accumulator(g.dtype)) for g in settled(found)]
-
-        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-            # Factors must fit the gradients that they multiply: no TensorFloat-32.
-            product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
-            return [product(weights[group], g) for group, g in zip(groups, gradients, strict=True)]
-
-        norms = map(jax.vmap(sum_of_squares), gradients)
-        return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
-
-    return run
 
 
 def clipping(

@@ -38,7 +38,7 @@ def tied_params(vocabulary=13, width=8, seed=0):
 def rules_of(loss, params, *batch):
     """Parameter path -> (form, by factors or not, what it goes into, primitives without a rule)."""
     flat = clipping_params.flatten(params)
-    one, _ = losses.functions(loss, False, flat)({})
+    one, _ = losses.functions(loss, False, flat)
     program = plan.program(plan.read(one, flat.leaves, batch))
     each = zip(flat.paths, program.forms, program.uses, strict=True)
     return {
