@@ -259,7 +259,7 @@ def test_models_with_convolutions_are_clipped_exactly(name, method):
     np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
     scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(expected))
     for got, want in zip(jax.tree.leaves(found.grads), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, want, atol=3e-5 * scale)
+        np.testing.assert_allclose(got, want, atol=1e-4 * scale)
 
 
 @pytest.mark.slow

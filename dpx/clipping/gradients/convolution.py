@@ -100,7 +100,6 @@ class Convolution:
         value, kernel = self._windows(x, outer), self.grouped(kernel)
         mine = (*self._first, *self._window[:outer], *inner)
         made = [a for axis in self.axes for a in axis if a not in places]
-        number = {a: i for i, a in enumerate(self.sizes)}
         dtype = accumulator(jnp.promote_types(x.dtype, kernel.dtype))
 
         def product(at: Any) -> jax.Array:
@@ -111,8 +110,7 @@ class Convolution:
                 part = lax.slice_in_dim(part, 0, span, dilations[i], 2 + i)
             part = part.reshape([self.sizes[a] for a in mine])
             return jnp.einsum(
-                part, [number[a] for a in mine], kernel, [number[a] for a in self.right],
-                [number[a] for a in made],
+                part, mine, kernel, self.right, made,
                 preferred_element_type=dtype, precision=lax.Precision.HIGHEST,
             )  # fmt: skip
 

@@ -178,7 +178,7 @@ class Outer(NamedTuple):
 
     def times(
         self, value: Any, axes: Sequence[tuple[int, ...]], reader: Any, new: dict[int, int] | None = None,
-        summed: Iterable[int] = (), precision: Any = None,
+        summed: Iterable[int] = (), precision: Any = lax.Precision.HIGHEST,
     ) -> "Outer | None":  # fmt: skip
         """The result times an array, whose axes have these labels; None if no factor has them all.
 
@@ -187,10 +187,9 @@ class Outer(NamedTuple):
         """
         sizes = self.sizes | (new or {})
         mine = [a for axis in axes for a in axis if sizes[a] > 1]
-        old = [a for a in mine if a in self.sizes]
         inner = {a for a in summed if sizes[a] > 1}
         both = [
-            all(a in f.axes for a in (old if new is None else inner))
+            inner.union(mine if new is None else ()).issubset(f.axes)
             and inner.isdisjoint(other.axes)
             for f, other in (self.factors, self.factors[::-1])
         ]
@@ -202,25 +201,17 @@ class Outer(NamedTuple):
         left, right = (self.count(f.axes) for f in self.factors)
         which = int(both[1] and (not both[0] or right <= left))
         factor, shape = self.factors[which], [sizes[a] for a in mine]
-        if new is None:
-            order = sorted(range(len(mine)), key=lambda i: factor.axes.index(mine[i]))
-            full = [sizes[a] if a in mine else 1 for a in factor.axes]
-            of_result = factor.axes
+        of_result = (
+            *(a for a in factor.axes if a not in inner),
+            *(a for a in mine if a not in factor.axes),
+        )
 
-            def times(x: Any, y: Any) -> Any:
-                return x * y.reshape(shape).transpose(order).reshape(full).astype(x.dtype)
-        else:
-            parts = inner, [a for a in old if a in factor.axes and a not in inner]
-            places: Any = [
-                [[of.index(a) for a in part] for of in (factor.axes, mine)] for part in parts
-            ]
-            rest = (a for a in factor.axes if a not in old)
-            of_result = (*parts[1], *rest, *(a for a in mine if a not in factor.axes))
+        def times(x: Any, y: Any) -> Any:
+            dtype = jnp.promote_types(x.dtype, y.dtype)
+            x, y, wide = x.astype(dtype), y.reshape(shape).astype(dtype), accumulator(dtype)
+            return jnp.einsum(
+                x, factor.axes, y, mine, of_result, precision=precision, preferred_element_type=wide,
+            )  # fmt: skip
 
-            def times(x: Any, y: Any) -> Any:
-                dtype = jnp.promote_types(x.dtype, y.dtype)
-                x, y, wide = x.astype(dtype), y.reshape(shape).astype(dtype), accumulator(dtype)
-                return lax.dot_general(x, y, places, precision, preferred_element_type=wide)
-
-        factor = Factor(reader.make(times, factor.value, value), of_result)
-        return self._replace(**{("left", "right")[which]: factor}, sizes=sizes)
+        changed = Factor(reader.make(times, factor.value, value), of_result)
+        return self._replace(**{("left", "right")[which]: changed}, sizes=sizes)
