@@ -54,7 +54,7 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
     for eqn, _, own_axes in used:
         _refuse_collective(eqn, own_axes)
         # A compiled function keeps what it closes over to itself.
-        constants += [c for inner in jaxprs.inside(eqn) for c in getattr(inner, "consts", ())]
+        constants += [c for inner in jaxprs.inside(eqn) for c in inner.consts]
     constants = list({id(constant): constant for constant in constants}.values())
     if any(isinstance(constant, jax.Ref) for constant in constants):
         raise ValueError(

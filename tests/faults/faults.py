@@ -465,8 +465,8 @@ FAULTS = (
     Fault(
         "sums over microbatches forget what they rounded off",
         "dpx/clipping/batches.py",
-        "return total.result(), *found",
-        "return total.high, *found",
+        "return total.result(), *rows",
+        "return total.high, *rows",
         "tests/clipping/test_clipping_bound.py::test_microbatches_keep_what_is_rounded_off",
     ),
     Fault(
@@ -500,14 +500,14 @@ FAULTS = (
     Fault(
         "an example is finite if any group of it is",
         "dpx/clipping/batches.py",
-        "jnp.isfinite(jnp.stack(found[0])).all(0)",
-        "jnp.isfinite(jnp.stack(found[0])).any(0)",
+        "jnp.isfinite(jnp.stack(of_examples[0])).all(0)",
+        "jnp.isfinite(jnp.stack(of_examples[0])).any(0)",
         "tests/clipping/test_clipping.py::test_one_non_finite_group_silences_the_whole_example",
     ),
     Fault(
         "an example without a finite gradient shows the norm and loss of its stand-in",
         "dpx/clipping/batches.py",
-        "found = jax.tree.map(functools.partial(_where, keep), found, before)\n            ",
+        "of_examples = jax.tree.map(functools.partial(_where, keep), of_examples, before)\n            ",
         "",
         "tests/clipping/test_clipping.py::test_matches_the_closed_form",
     ),
@@ -556,8 +556,8 @@ FAULTS = (
     Fault(
         "what a compiled function within the loss closes over is not looked at",
         "dpx/clipping/mixing.py",
-        'getattr(inner, "consts", ())]',
-        'getattr(inner, "consts", ()) if eqn.primitive.name not in jaxprs.CALLS]',
+        "for c in inner.consts]",
+        "for c in inner.consts if eqn.primitive.name not in jaxprs.CALLS]",
         "tests/clipping/test_clipping_silent.py::test_what_a_function_within_the_loss_closes_over_counts",
     ),
     Fault(
@@ -570,15 +570,15 @@ FAULTS = (
     Fault(
         "the condition of a loop may read other examples",
         "dpx/clipping/jaxprs.py",
-        '                follow(params["cond_jaxpr"], [*given[:first], *results], axes)\n',
+        '                follow(params["cond_jaxpr"].jaxpr, [*given[:consts], *results], axes)\n',
         "",
         "tests/clipping/test_clipping_silent.py::test_collectives_over_other_examples_are_refused",
     ),
     Fault(
         "what is called twice is what it was the last time",
         "dpx/clipping/jaxprs.py",
-        "[core.Var(v.aval) for v in outs] if is_called else outs",
-        "outs",
+        "results = [core.Var(v.aval) for v in eqn.outvars]",
+        "results = eqn.outvars",
         "tests/clipping/test_clipping_versions.py::test_what_is_called_twice_is_another_value_each_time",
     ),
     Fault(

@@ -165,8 +165,7 @@ class Reader:
     def body(self, eqn: Any) -> "Reader":
         """The body of an equation, read. What a loop carries need not stay what it was."""
         if id(eqn) not in self._bodies:
-            inner, (first, last) = eqn.params["jaxpr"], jaxprs.carried(eqn)
-            closed = inner if hasattr(inner, "consts") else core.ClosedJaxpr(inner, ())
+            closed, (first, last) = jaxprs.as_closed(eqn.params["jaxpr"]), jaxprs.carried(eqn)
             shared = [self.is_shared(v) for v in eqn.invars]
             shared[first:last] = [False] * (last - first)
             self._bodies[id(eqn)] = Reader(closed, shared)
