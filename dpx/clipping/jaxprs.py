@@ -8,8 +8,8 @@ from jax.extend import core
 from jax.extend.core.primitives import closed_call_p
 from jax.lax import DotAlgorithmPreset, Precision
 
-# Primitives that only call a jaxpr, and the name of the parameter that holds it. Since JAX 0.11 `closed_call_p`
-# is called eval_jaxpr, a name that another primitive had before.
+# Primitives that only call a jaxpr, and the name of the parameter that holds it. Since JAX 0.11
+# `closed_call_p` is called eval_jaxpr, a name that another primitive had before.
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -151,14 +151,12 @@ def gain(eqn: Any) -> float | None:
     name = eqn.primitive.name
     if name not in ("neg", "mul", "div") or len(variables(eqn)) != 1:
         return None
-    if name == "neg":
-        return -1.0
-    (number,) = (complex(v.val) for v in eqn.invars if isinstance(v, core.Literal))
-    if number.imag:
+    numbers = [complex(v.val) for v in eqn.invars if isinstance(v, core.Literal)]
+    number = numbers[0] if numbers else -1.0
+    divides = name == "div"
+    if number.imag or (divides and (not number or isinstance(eqn.invars[0], core.Literal))):
         return None
-    if name == "mul":
-        return number.real
-    return 1 / number.real if number and isinstance(eqn.invars[1], core.Literal) else None
+    return 1 / number.real if divides else number.real
 
 
 def walked(jaxpr: Any, own: Sequence[bool]) -> list[tuple[Any, list[bool], frozenset[str]]]:

@@ -281,8 +281,8 @@ FAULTS = (
     Fault(
         "what is looked up has an exact norm",
         "dpx/clipping/gradients/gram.py",
-        "of_columns * columns))",
-        "of_columns * columns * (left.dtype != bool)))",
+        "scaled.append((of_rows, of_columns))",
+        "scaled.append((of_rows, of_columns * (left.dtype != bool)))",
         "tests/clipping/test_clipping_rounding.py::test_inner_products_of_rows_that_are_looked_up_round_too",
     ),
     Fault(
@@ -2426,8 +2426,8 @@ FAULTS = (
     Fault(
         "a number over a gradient counts as a multiple of it",
         "dpx/clipping/jaxprs.py",
-        "return 1 / number.real if number and isinstance(eqn.invars[1], core.Literal) else None",
-        "return 1 / number.real if number else None",
+        "(not number or isinstance(eqn.invars[0], core.Literal))",
+        "not number",
         "tests/clipping/test_clipping_primitives.py::test_a_number_over_a_sum_of_products_is_held",
     ),
     Fault(
