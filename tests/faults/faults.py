@@ -337,15 +337,15 @@ FAULTS = (
     Fault(
         "gradients are summed with the clip factors of another group",
         "dpx/clipping/passes.py",
-        "form.weighted_sum(found, weights[group], leaf.shape)",
-        "form.weighted_sum(found, weights[0], leaf.shape)",
+        "form.weighted_sum(have, weights[group], leaf.shape)",
+        "form.weighted_sum(have, weights[0], leaf.shape)",
         "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
     ),
     Fault(
         "short gradients of several groups are normed as one",
         "dpx/clipping/gradients/forms.py",
-        "found.setdefault((group, ",
-        "found.setdefault((0, ",
+        "joined.setdefault((group, ",
+        "joined.setdefault((0, ",
         "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
     ),
     Fault(
@@ -372,8 +372,8 @@ FAULTS = (
     Fault(
         "what blocks make again is not clipped",
         "dpx/clipping/passes.py",
-        "within.sums.weighted_sum(found, of_examples, shape)",
-        "within.sums.weighted_sum(found, 0 * of_examples + 1, shape)",
+        "within.sums.weighted_sum(handed, of_examples, shape)",
+        "within.sums.weighted_sum(handed, 0 * of_examples + 1, shape)",
         "tests/clipping/test_clipping_linear.py::test_no_example_adds_more_than_the_threshold",
     ),
     Fault(
@@ -486,8 +486,8 @@ FAULTS = (
     Fault(
         "a parameter that is cut along two axes is cut along one",
         "dpx/clipping/gradients/plan.py",
-        "if len({axis for axis, *_ in found}) != 1:",
-        "if not found:",
+        "if len({axis for axis, *_ in pieces}) != 1:",
+        "if not pieces:",
         "tests/clipping/test_clipping_parts.py::test_what_cannot_be_cut_is_as_exact",
     ),
     Fault(
