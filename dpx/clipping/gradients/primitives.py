@@ -117,21 +117,11 @@ def scaled(reader: Reader, eqn: Any, which: int) -> Terms | None:
 
 
 def _varying(reader: Reader, atom: Any) -> list[int]:
-    """The axes along which an array varies, as far as that is known from how it was made."""
-    long, eqn = _long(atom), reader.maker(atom)
-    if eqn is None or isinstance(eqn.invars[0], core.Literal):
-        return long
-    operand, name = eqn.invars[0], eqn.primitive.name
-    if name == "broadcast_in_dim":
-        return [eqn.params["broadcast_dimensions"][i] for i in _varying(reader, operand)]
-    sizes, were = ([v.aval.shape[i] for i in _long(v)] for v in (atom, operand))
-    if name in ("reshape", "squeeze", "expand_dims") and sizes == were:
-        return [long[_long(operand).index(i)] for i in _varying(reader, operand)]
-    return long
-
-
-def _long(atom: Any) -> list[int]:
-    return [i for i, n in enumerate(atom.aval.shape) if n > 1]
+    """The axes along which an array varies: those of what was broadcast to it, or all."""
+    eqn, axes = reader.maker(atom), dict(enumerate(range(atom.aval.ndim)))
+    if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
+        (atom, *_), axes = eqn.invars, eqn.params["broadcast_dimensions"]
+    return [axes[i] for i, n in enumerate(atom.aval.shape) if n > 1]
 
 
 @rule("transpose")
