@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from dpx.clipping import batches, losses, params, passes
@@ -20,9 +19,9 @@ class ParameterClipping(NamedTuple):
 
     Attributes:
       path, shape: its name, e.g. `params/Dense_0/kernel`, and shape.
-      uses: the primitives that use it, each time they do.
+      uses: the primitives that use it, one entry for each use.
       rule: "Gram", "gradient", "gradient (no rule for ...)" or "zero"; see `explain_clipping`.
-      extra_flops, extra_bytes: operations for its norm and sum, and what is held for it, of one example.
+      extra_flops, extra_bytes: for one example, the operations for its norm and sum, and what is held for it.
     """
 
     path: str
@@ -44,8 +43,8 @@ class Explanation:
 
     Attributes:
       rows, batch_size: one row for each parameter; the size of the batch.
-      microbatch_size: how many of its examples are processed at a time here where nobody says how many.
-      example_bytes: what one example takes, about, from its forward pass to its sum.
+      microbatch_size: the number of examples that are processed at a time on this machine by default.
+      example_bytes: the bytes that one example takes, about, from its forward pass to its sum.
     """
 
     rows: tuple[ParameterClipping, ...]
@@ -83,12 +82,16 @@ def explain_clipping(
 ) -> Explanation:
     """Prints, and returns, for every parameter its uses, the rule for its norm, and what that costs.
 
-    The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the per-example
-    gradient is held, because it is smaller than its factors; "gradient (no rule for ...)" where it is held
-    because it is not known to be a sum of products, by the primitive that it comes from, which costs what
-    `vmap(grad)` costs; and "zero" where it is zero for all examples. All are exact. Costs are for one example
-    and `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes that are
-    held from the backward pass to the sum. The last line has the microbatch that is chosen on this machine.
+    All rules are exact. The rule is
+      - "Gram" where norms come from Gram matrices of the factors;
+      - "gradient" where the per-example gradient is held, because it is smaller than its factors;
+      - "gradient (no rule for ...)" where it is held because a primitive has no rule by which it would be
+        known to be a sum of products, which costs what `vmap(grad)` costs;
+      - "zero" where it is zero for all examples.
+
+    Costs are for one example and `method="one_pass"`, beyond an ordinary step: operations for the norm and
+    the sum, and bytes that are held from the backward pass to the sum. The last line has the microbatch that
+    is chosen on this machine.
 
         slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
@@ -102,18 +105,11 @@ def explain_clipping(
     loss, _ = losses.functions(loss_fn, has_aux, parameters)
     (size, _), batch = batches.checked(batch), batches.as_jax(batch)
     reader = plan.read(loss, parameters.leaves, batch)
-    program = plan.program(reader)
-    held = []
-
-    def prepare(leaves: list) -> None:
-        run = plan.program(reader, "auto")
-        held.append(passes.clipping(run, leaves, batch, [0] * len(leaves))[1])
-
-    jax.eval_shape(prepare, parameters.leaves)
-    each = zip(parameters.paths, parameters.leaves, program.forms, program.uses, strict=True)
+    program, leaves = plan.program(reader), parameters.leaves
+    _, one = passes.clipping(plan.program(reader, "auto"), leaves, batch, [0] * len(leaves))
+    each = zip(parameters.paths, leaves, program.forms, program.uses, strict=True)
     rows = tuple(_row(*parameter) for parameter in each)
-    step = batches.chosen(size, held[0], parameters.leaves)
-    explanation = Explanation(rows, size, step, held[0])
+    explanation = Explanation(rows, size, batches.chosen(size, one, leaves), one)
     print(explanation)
     return explanation
 

@@ -640,8 +640,8 @@ FAULTS = (
     Fault(
         "what the sum of a loop begins with is dropped",
         "dpx/clipping/gradients/primitives.py",
-        "return [*start, *found]",
-        "return found",
+        "return [*start, *added]",
+        "return added",
         "tests/clipping/test_clipping_primitives.py::test_a_loop_adds_to_what_it_begins_with",
     ),
     Fault(
