@@ -163,8 +163,8 @@ class ClippedGrad:
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)
         dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
         loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)
-        program = _plan.program(_plan.read(loss, parameters.leaves, batch), self.method)
-        share = max(form.rounding(step, dtype) for form in program.forms)
+        forms = _plan.forms(_plan.read(loss, parameters.leaves, batch), self.method)
+        share = max(form.rounding(step, dtype) for form in forms)
         return 2 * batch_size * (share + gamma(_batches.BLOCK + devices, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
@@ -180,17 +180,17 @@ class ClippedGrad:
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss = functools.partial(loss_of, frozen=frozen)
             reader = _plan.read(loss, leaves, batch, self.microbatch_size != 1)
-            program = _plan.program(reader, self.method)
-            clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
+            forms = _plan.forms(reader, self.method)
+            clip, example_bytes = _passes.clipping(reader, forms, leaves, batch, groups.members)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
-                done = clip(batch)
-                norms = _groups.group_norms(groups, done.squared_norms)
+                losses, squared_norms, weighted_sum = clip(batch)
+                norms = _groups.group_norms(groups, squared_norms)
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
-                sums = done.weighted_sum(factors)
+                sums = weighted_sum(factors)
                 # The compiler shares the forward pass.
                 aux = _passes.over_examples(lambda example: aux_of(leaves, example, frozen), batch)
-                return sums, norms, (done.losses, aux)
+                return sums, norms, (losses, aux)
 
             whole = _batches.finite_only(once)
             # Of explicit axes, `run` sees the examples of one device.
@@ -285,11 +285,11 @@ def clipped_grad(
         examples, or that calls what is given all examples at once (a `jax.custom_batching.custom_vmap`, or a
         `jax.pure_callback` that is not sequential); and about parameters that no gradient reaches, or that
         hold the state of a model.
-      wrt: which parameters are trained, None for all. The others are constants, which have no gradient, count
+      wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, and get no noise. It is one of
           - a type of `nnx.Variable`, such as `nnx.LoRAParam`, for NNX modules and states;
-          - a function of (path, leaf) that returns a bool. The path is a tuple of names and numbers; a leaf
-            is an array, or an `nnx.Variable` in NNX modules (of which it sees the `nnx.Param`s) and states;
+          - a function of (path, leaf) that returns a bool. The path is a tuple of names and numbers. A leaf
+            is an array, or, of an NNX state or the `nnx.Param`s of a module, an `nnx.Variable`;
           - a tree of bools that is a prefix of the parameters, True where they are trained.
       has_aux: whether the loss returns a pair (loss, aux), aux any tree of arrays, such as logits or a
         metric, which comes back in `ClippedGrads.aux`.

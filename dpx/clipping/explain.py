@@ -11,8 +11,6 @@ from dpx.clipping import batches, losses, params, passes
 from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.forms import Form
 
-HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
-
 
 class ParameterClipping(NamedTuple):
     """How one parameter is clipped.
@@ -66,7 +64,8 @@ class Explanation:
         return f"<Explanation of {len(self.rows)} parameters: print it, or see its rows>"
 
     def __str__(self) -> str:
-        rows = [HEADER, *map(_cells, self.rows), ("sum", "", "", "", *_numbers(self))]
+        header = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
+        rows = [header, *map(_cells, self.rows), ("sum", "", "", "", *_numbers(self))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = (
             "  ".join(f"{x:{side}{n}}" for x, side, n in zip(row, "<<<<>>", widths, strict=True))
@@ -105,10 +104,10 @@ def explain_clipping(
     loss, _ = losses.functions(loss_fn, has_aux, parameters)
     (size, _), batch = batches.checked(batch), batches.as_jax(batch)
     reader = plan.read(loss, parameters.leaves, batch)
-    program, leaves = plan.program(reader), parameters.leaves
-    _, one = passes.clipping(plan.program(reader, "auto"), leaves, batch, [0] * len(leaves))
-    each = zip(parameters.paths, leaves, program.forms, program.uses, strict=True)
-    rows = tuple(_row(*parameter) for parameter in each)
+    outs, leaves = reader.jaxpr.outvars[1:], parameters.leaves
+    _, one = passes.clipping(reader, plan.forms(reader, "auto"), leaves, batch, [0] * len(leaves))
+    uses = [plan.uses(reader, out) for out in outs]
+    rows = tuple(map(_row, parameters.paths, leaves, plan.forms(reader), uses))
     explanation = Explanation(rows, size, batches.chosen(size, one, leaves), one)
     print(explanation)
     return explanation

@@ -17,9 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from dpx._meshes import explicit_axes, mesh_of, varying
 
-# (leaves, frozen, batch, mask) -> sums, norms, and what else there is of each example
-Run = Callable[[list, Any, tuple, jax.Array], tuple[list, list, Any]]
-
 
 def vary(tree: Any, axes: frozenset[str]) -> Any:
     """The same values, declared to differ along these axes too."""
@@ -58,16 +55,14 @@ def one_example(batch: Any) -> Any:
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         kind = jax.typeof(x)
         sharding = NamedSharding(kind.sharding.mesh, P(*kind.sharding.spec[1:]))
-        varies = kind.manual_axis_type
-        return jax.ShapeDtypeStruct(
-            x.shape[1:], x.dtype, sharding=sharding, manual_axis_type=varies
-        )
+        layout = {"sharding": sharding, "manual_axis_type": kind.manual_axis_type}
+        return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, **layout)
 
     return jax.tree.map(shape, batch)
 
 
-def run(body: Run, loss: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array):
-    """Runs `body` on whatever mesh its arguments live on.
+def run(body: Callable, loss: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array):
+    """Runs `body` on whatever mesh its arguments live on: sums, norms, and what else is of each example.
 
     `frozen` are arrays of the parameters that are not differentiated, which a function on explicit axes must
     not close over. `loss` is a function of (leaves, one example, frozen).

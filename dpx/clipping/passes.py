@@ -11,7 +11,7 @@ gone before the next one begins. Blocks in a loop are evaluated again in a loop 
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +20,10 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import jaxprs, meshes
-from dpx.clipping.gradients.forms import Values, squared_norm, together
-from dpx.clipping.gradients.plan import Program
+from dpx.clipping.gradients.forms import Form, Values, squared_norm, together
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
 from dpx.clipping.rounding import accumulator, settled
-
-
-class Pass(NamedTuple):
-    """One batch after its backward pass, before its clip factors are known.
-
-    Attributes:
-      losses: (B,) per-example losses.
-      squared_norms: pairs of a group of parameter arrays and (B,) squared norms of a part of its gradients,
-        rounded up so far that no contribution is longer. They are not finite where a gradient is not.
-      weighted_sum: (B,) weights for each group -> for each parameter array sum_b weights[b]·gradient[b].
-    """
-
-    losses: jax.Array
-    squared_norms: list[tuple[int, jax.Array]]
-    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
@@ -61,13 +45,22 @@ def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
 
 
 def clipping(
-    program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]
-) -> tuple[Callable[[Any], Pass], int]:
-    """A function that runs a program for a batch of any size, and the bytes that one example takes, about.
+    reader: Reader,
+    forms: Sequence[Form],
+    leaves: Sequence[jax.Array],
+    batch: Any,
+    groups: Sequence[int],
+) -> tuple[Callable[[Any], tuple[jax.Array, list, Callable]], int]:
+    """The backward pass as a function of a batch of any size, and the bytes that one example takes, about.
 
-    Of `batch` only shapes matter. `groups` has the group of every parameter array.
+    Of `batch` only shapes matter. `groups` has the group of every parameter array. The function returns:
+
+    - (B,) losses;
+    - pairs of a group and (B,) squared norms of a part of its gradients, rounded up so far that no
+      contribution is longer, and not finite where a gradient is not;
+    - a function of (B,) weights for each group that returns, for each array, sum_b weights[b]·gradient[b].
     """
-    reader, forms = program.reader, program.forms
+    loss = reader.value(reader.jaxpr.outvars[0])
     again = {w: group for form, group in zip(forms, groups, strict=True) for w in form.again}
     blocks = {id(within.eqn): within.eqn for within in again}.values()
     operands = {id(eqn): [v for v in eqn.invars if not reader.is_shared(v)] for eqn in blocks}
@@ -75,12 +68,12 @@ def clipping(
     wanted, known = [*dict.fromkeys(needs)], reader.known(leaves)
 
     def one(*example: Any) -> tuple[jax.Array, Values]:
-        values = reader.run([*leaves, *example], [program.loss, *wanted], outs=False, env=known)[1]
-        return values.pop(program.loss), settled(values)
+        _, values = reader.run([*leaves, *example], [loss, *wanted], outs=False, env=known)
+        return values.pop(loss), settled(values)
 
     hand, size = pruned(one, *jax.tree.leaves(meshes.one_example(batch)))
 
-    def run(batch: Any) -> Pass:
+    def run(batch: Any) -> tuple[jax.Array, list, Callable]:
         flat = jax.tree.leaves(batch)
         losses, values = over_examples(hand, *flat)
         norms = []
@@ -106,7 +99,7 @@ def clipping(
                 form.weighted_sum(have, weights[group], leaf.shape) for form, group, leaf in each
             ]
 
-        return Pass(losses, norms, weighted_sum)
+        return losses, norms, weighted_sum
 
     return run, size
 
@@ -139,13 +132,12 @@ def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: 
         return after, sums
 
     if jaxprs.is_loop(eqn):
-        start, slices = given[first:last], given[last:]
+        start, each = given[first:last], zip(given[last:], is_own[last:], strict=True)
+        slices = [jnp.moveaxis(x, 1, 0) if own else x for x, own in each]
         for i, v in enumerate(eqn.invars[first:last]):
             if reader.is_shared(v):
                 size = len(next(iter(weights.values())))
                 start[i] = jnp.broadcast_to(start[i], (size, *v.aval.shape))
-        for i, own in enumerate(is_own[last:]):
-            slices[i] = jnp.moveaxis(slices[i], 1, 0) if own else slices[i]
         sums = lax.scan(step, start, slices, **jaxprs.scan_options(eqn))[1]
     else:
         sums = step([], [])[1]

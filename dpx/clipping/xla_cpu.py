@@ -1,7 +1,7 @@
-"""What XLA's compiler for CPUs needs so that programs of this package are fast, on one CPU.
+"""Tricks by which XLA's compiler for CPUs makes programs of this package fast, on one CPU.
 
-Nothing here changes what is computed but for the order of additions. Each trick has a name, and is here for
-what it gains; `python -m experiments.bench.tuning` measures it again.
+None of them changes what is computed, except for the order of additions. `python -m experiments.bench.tuning`
+measures what each of them gains.
 
 - rows: what is held is summed as a product of matrices with two equal rows, which a library computes.
   Without it a step of GPT-2 with two blocks takes 1.07 times as long.
@@ -21,10 +21,10 @@ from jax.extend import core
 
 from dpx.clipping import jaxprs, meshes
 
-# What programs for one CPU use.
+# The tricks that programs for one CPU use.
 TRICKS = frozenset({"rows", "outlined", "kept"})
-# Equations of a step that is outlined, those inside of others included: three blocks of a transformer, or one
-# long body of a scan.
+# The number of equations from which a step is outlined, those inside of others included: three blocks of a
+# transformer, or one long body of a scan.
 LONG = 1750
 
 
@@ -40,17 +40,17 @@ def keeps_blocks() -> bool:
 
 
 def by_rows(weights: jax.Array, held: jax.Array) -> jax.Array:
-    """Products of (B,) weights with (B, ...) numbers, added up over B: by a matrix with two equal rows."""
+    """The sum over B of (B,) weights times (B, ...) numbers, by a matrix with two equal rows of weights."""
     flat = held.reshape(len(held), -1)
     product = jnp.matmul(jnp.stack([weights] * 2), flat, precision=jax.lax.Precision.HIGHEST)
     return product[0].reshape(held.shape[1:])
 
 
 def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
-    """A function that takes longer to compile inside a loop, and the shapes that it returns.
+    """The same function, as a computation of its own if it is long, and the shapes that it returns.
 
-    XLA would else go through all of a long one again whenever it simplifies the loop, and hoist what it can
-    into the state of the loop. Short ones are compiled as quickly in place, and need less memory there.
+    Inside a loop XLA would go through all of a long function again whenever it simplifies the loop, and hoist
+    what it can into the loop's state. Short ones compile as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
     if not uses("outlined") or jaxprs.length(closed.jaxpr) < LONG:
@@ -58,7 +58,7 @@ def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
 
     def called(*arguments: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
-            found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(like), found)
+            results = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(like), results)
 
     return called, like

@@ -556,8 +556,8 @@ FAULTS = (
     Fault(
         "what a compiled function within the loss closes over is not looked at",
         "dpx/clipping/mixing.py",
-        "for c in inner.consts]",
-        "for c in inner.consts if eqn.primitive.name not in jaxprs.CALLS]",
+        "for each in jaxprs.inside(eqn)]",
+        "for each in jaxprs.inside(eqn) if eqn.primitive.name not in jaxprs.CALLS]",
         "tests/clipping/test_clipping_silent.py::test_what_a_function_within_the_loss_closes_over_counts",
     ),
     Fault(
@@ -2677,7 +2677,7 @@ FAULTS = (
     Fault(
         "a loss is first looked at when its training has begun",
         "dpx/training/fitting.py",
-        '        plan.program(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")\n',
+        '        plan.forms(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")\n',
         "        pass\n",
         "tests/training/test_fit_door.py"
         "::test_losses_that_mix_examples_are_refused_before_there_is_a_folder",
@@ -3249,8 +3249,8 @@ FAULTS = (
     Fault(
         "parameters that no gradient reaches get noise without a word",
         "dpx/clipping/reports.py",
-        "    if (found := call()) is None or not any(zero):",
-        "    if (found := call()) or True:",
+        "    if (current := call()) is None or not any(zero):",
+        "    if (current := call()) or True:",
         "tests/training/test_fit_door.py::test_what_no_gradient_reaches_is_named_by_the_names_of_the_caller",
     ),
     Fault(

@@ -147,9 +147,8 @@ def scatter_add(reader: Reader, eqn: Any, which: int) -> Terms | None:
     cut = sorted(i for i in named if len(named) == 1 or spans[i] != table[i])
     taken = [i for i in range(len(table)) if i not in (*cut, *batching)]
     count = math.prod(table[i] for i in cut)
-    if not cut or any(spans[i] != 1 for i in cut) or any(spans[i] != table[i] for i in taken):
-        return None
-    if count >= 2**31:
+    is_cut = all(spans[i] == 1 for i in cut) and all(spans[i] == table[i] for i in taken)
+    if not cut or not is_cut or count >= 2**31:
         return None
     clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
     mode = lax.GatherScatterMode.CLIP if clips else lax.GatherScatterMode.FILL_OR_DROP

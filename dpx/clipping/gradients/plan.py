@@ -1,8 +1,8 @@
 """Chooses, from shapes alone, the form of every gradient."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,26 +31,8 @@ BLOCKS = ("scan", *jaxprs.REMAT)
 METHODS = ("auto", "one_pass", "two_pass", "vmap")
 
 
-class Program(NamedTuple):
-    """The gradients of one example's loss, traced and read.
-
-    Attributes:
-      reader: reads the program that computes them: (parameters, example) -> loss, gradients.
-      loss: the value of the loss.
-      forms: the form of each parameter's gradient.
-      uses: for each parameter, the primitives that it goes into, as far as its gradient says so.
-    """
-
-    reader: Reader
-    loss: Any
-    forms: list[Form]
-    uses: list[tuple[str, ...]]
-
-
-def read(
-    loss: losses.Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
-) -> Reader:
-    """Traces and reads the program that computes the loss of one example, and its gradients.
+def read(loss: Callable, leaves: Sequence[Any], batch: Any, vectorised: bool = True) -> Reader:
+    """Traces and reads a program of (leaves, one example) that returns the loss and its gradients.
 
     Of `batch` only shapes matter. `vectorised` is whether several examples at once will be run.
 
@@ -66,23 +48,23 @@ def read(
     return reader
 
 
-def program(reader: Reader, method: str = "one_pass") -> Program:
-    """The forms of the gradients that a reader has read, for one of the `METHODS` of `dpx.clipped_grad`.
+def forms(reader: Reader, method: str = "one_pass") -> list[Form]:
+    """The form of each parameter's gradient, for one of the `METHODS` of `dpx.clipped_grad`.
 
     Raises:
       ValueError: in a strict call, for what `reports` says.
     """
-    loss, *outs = reader.jaxpr.outvars
+    outs = reader.jaxpr.outvars[1:]
     blocks = {"auto": ("scan",) if xla_cpu.keeps_blocks() else BLOCKS, "two_pass": BLOCKS}
     if method == "vmap":
-        forms = [Held(reader.value(out)) for out in outs]
+        chosen: list[Form] = [Held(reader.value(out)) for out in outs]
     else:
-        forms = [form(reader, out, blocks.get(method, ())) for out in outs]
-    reports.check_rules([form.unruled for form in forms])
-    return Program(reader, reader.value(loss), forms, [_uses(reader, out) for out in outs])
+        chosen = [form(reader, out, blocks.get(method, ())) for out in outs]
+    reports.check_rules([each.unruled for each in chosen])
+    return chosen
 
 
-def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
+def uses(reader: Reader, out: Any) -> tuple[str, ...]:
     """The primitives that a parameter goes into, as far as its gradient says so."""
     if (terms := reader.terms(out)) is None:
         return ("nothing" if isinstance(out, core.Literal) else reader.stopped.get(out, "nothing"),)
@@ -103,7 +85,7 @@ def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0
             return kept
         if kept.elements <= max(term.detour for term in kept.terms):
             return Held(reader.make(kept.gradient, *kept.needs))
-    unruled = _uses(reader, out) if kept is None and out.aval.size else ()
+    unruled = uses(reader, out) if kept is None and out.aval.size else ()
     if gain != 1:
         return Held(reader.make(lambda x: x * gain, out), unruled)
     return Held(reader.value(_before_widening(reader, out)), unruled)

@@ -165,15 +165,9 @@ def conv_general_dilated(reader: Reader, eqn: Any, which: int) -> Terms | None:
     return [Outer("conv_general_dilated", left, right, *result, exact=exact)]
 
 
-@rule(*jaxprs.REMAT)
-def remat(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """The terms of the block's own result."""
-    return reader.lifted(eqn, which)
-
-
-@rule("scan")
-def scan(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """The terms of each iteration's own result, or those of each addition to what is carried."""
+@rule("scan", *jaxprs.REMAT)
+def body(reader: Reader, eqn: Any, which: int) -> Terms | None:
+    """The terms of the body's own result, of each iteration, or of each addition to what is carried."""
     inner, (first, last) = reader.body(eqn).jaxpr, jaxprs.carried(eqn)
     if which >= last - first:
         return reader.lifted(eqn, which)
