@@ -133,7 +133,7 @@ def _pieces(reader: Reader, atom: Any, gain: float) -> list[tuple] | None:
         if any(v.aval.shape != atom.aval.shape for v in operands):
             return None
         each = [_pieces(reader, v, gain * factor) for v in operands]
-        return None if None in each else [*itertools.chain(*each)]
+        return None if None in each else [piece for own in each for piece in own or ()]
     if name in ("stack", "concatenate"):
         axis = eqn.params["axis" if name == "stack" else "dimension"]
         lengths = [1 if name == "stack" else v.aval.shape[axis] for v in eqn.invars]
