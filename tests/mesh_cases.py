@@ -275,10 +275,37 @@ def ordinary():
     return exchanged(jit(jax.grad(mean)).lower(params, *batch).compile().as_text())
 
 
+def own_kernels():
+    """Convolutions with kernels of the examples' own: XLA optimizes the gradients of `vmap(grad)` wrongly."""
+    rng = np.random.default_rng(0)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    rows = rng.normal(size=(8, 12, 12, 3)), rng.normal(size=(8, 3, 3, 5, 5)) / 5
+    params, batch = rng.normal(size=(3, 3, 3, 5)) / 5, [jnp.asarray(x, "f4") for x in rows]
+
+    def loss(p, x, own):
+        x = jax.lax.conv_general_dilated(x[None], p, (1, 1), "SAME", dimension_numbers=numbers)
+        x = jnp.tanh(x)
+        x = jax.lax.conv_general_dilated(x, own, (2, 2), "SAME", dimension_numbers=numbers)
+        return jnp.sum(jnp.sin(x))
+
+    params, errors = jnp.asarray(params, "f4"), {}
+    kinds, devices = (KINDS["automatic"],), jax.devices()[:4]
+    mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=devices)
+    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    replicated = jax.device_put(params, NamedSharding(mesh, P()))
+    each = [jax.grad(loss)(params, *one) for one in zip(*batch, strict=True)]
+    expected = sum(g * min(1, CLIP / float(jnp.linalg.norm(g))) for g in each)
+    for method in ("auto", "vmap"):
+        gradient = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method))
+        errors[method] = relative(gradient(replicated, *sharded).grads, expected)
+    return errors
+
+
 QUICK_CASES = {
     "ordinary": ordinary,
     "unsummed": unsummed,
     "closed over": closed_over,
+    "own kernels": own_kernels,
     "automatic, data": lambda: compare("automatic", REPLICATED),
     "shard_map, data": lambda: compare("shard_map", REPLICATED),
     "explicit, tensor parallel": lambda: compare("explicit", TENSOR_PARALLEL, microbatch_size=8),

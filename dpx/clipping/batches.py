@@ -14,9 +14,9 @@ from dpx.clipping import meshes as _meshes
 from dpx.clipping import reports, xla_cpu
 from dpx.clipping.rounding import Sum, accumulator
 
-# Microbatches between two compensated additions.
+# The number of microbatches between two compensated additions.
 BLOCK = 8
-# Bytes of values that a microbatch holds at once: those of a CPU's cache, more or less.
+# The bytes of values that a microbatch holds at once: those of a CPU's cache, more or less.
 CACHE = 3 * 2**24
 
 
@@ -87,10 +87,11 @@ def nothing(
 
 
 def finite_only(once: Callable) -> Callable:
-    """Runs `once` with another example standing in, at weight zero, where no finite gradient is to be had.
+    """Runs `once` with a stand-in, at weight zero, for each example that has no finite gradient.
 
-    Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
-    replaced at once; the others, whose norms must be seen first, in a second run.
+    Weight zero alone does not silence an example, since zero times infinity is not zero. The stand-in is an
+    example of the batch. It replaces what is masked in a first run, and what is not finite, which only norms
+    show, in a second one.
     """
 
     @jax.jit  # Traced once, though it is asked for its shapes first.
@@ -102,21 +103,21 @@ def finite_only(once: Callable) -> Callable:
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            sums, *found = step(batch, keep)
-            found = jax.tree.map(functools.partial(_where, keep), found, before)
-            finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
-            return finite, keep, (sums, *found)
+            sums, *of_examples = step(batch, keep)
+            of_examples = jax.tree.map(functools.partial(_where, keep), of_examples, before)
+            finite = keep & jnp.isfinite(jnp.stack(of_examples[0])).all(0)
+            return finite, keep, (sums, *of_examples)
 
-        # Not once for a batch without examples. XLA tries to run loops with a simpler condition than this,
-        # which takes it long.
+        # It does not run at all for a batch that is all masked. Loops with a simpler condition are what XLA
+        # tries to run while it compiles, which takes long.
         start = mask, ~mask & mask.any(), tuple(_meshes.zeros(like))
-        keep, _, (sums, *found) = jax.lax.while_loop(
+        keep, _, (sums, *of_examples) = jax.lax.while_loop(
             lambda state: (state[0] != state[1]).any(), run, start
         )
-        # Zeros if no example is left that could stand in, made by a loop, which else hands the sums on as
-        # they lie. A branch around the step would pass all its arguments on, which takes long to compile.
+        # The sums are zeros if no example is left that could stand in. A loop makes them, which otherwise
+        # hands the sums on as they lie; a branch around the step would take long to compile.
         _, sums = jax.lax.while_loop(lambda state: state[0], _meshes.zeros, (~keep.any(), sums))
-        return sums, *found
+        return sums, *of_examples
 
     return whole
 
@@ -133,8 +134,8 @@ def _filled(batch: tuple, keep: jax.Array) -> tuple:
 def _first(x: jax.Array, keep: jax.Array) -> jax.Array:
     """The first row of `x` that is kept; zeros if none is.
 
-    It is the sum of that row alone: where devices hold shards of the batch they exchange one example, whereas
-    a row at an index that only running will tell would have to be looked up in all of it.
+    It is the sum of that row alone, so that devices that hold shards of the batch exchange one example. A row
+    that is looked up by its index would have to be looked up in all shards.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _first(jax.random.key_data(x), keep)
@@ -147,10 +148,10 @@ def _first(x: jax.Array, keep: jax.Array) -> jax.Array:
 def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
     """The number of examples that are processed at a time, where nobody said how many.
 
-    On one CPU it is as many as `CACHE` bytes hold, but so many that they hold three times as much as the
-    parameters, whose sums each microbatch reads and writes. On one accelerator it is as many as half of its
-    memory holds. Several devices take all at once: slices would have to be even on each of them. `one` is
-    the number of bytes that one example takes.
+    `one` is the number of bytes that one example takes. A CPU takes as many examples as `CACHE` bytes hold,
+    but at least as many as hold three times the bytes of the parameters, whose sums each microbatch reads and
+    writes. An accelerator takes as many as half of its memory holds. Several devices take all at once, since
+    slices would have to be even on each of them.
     """
     if jax.device_count() > 1 or size < 2 or not one:
         return size
@@ -167,7 +168,7 @@ def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
 def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
     """Runs `whole` over slices of `step` examples in turn, the last one padded, or over all at once.
 
-    A few slices are added up plainly, and only these sums with compensation, which then costs little.
+    The sums of `BLOCK` slices are added up plainly, and only these with compensation, which costs little.
     """
     size, step = len(mask), max(1, step)
     if step >= size:
@@ -187,21 +188,21 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
     # Every slice takes examples from all over the batch, and so the same number from each device's shard.
     mask = jnp.pad(mask, (0, padding)).reshape(step, count)
     batch = jax.tree.map(slices, batch)
-    sums, *found = _meshes.zeros(jax.eval_shape(lambda: whole(part(0, batch), mask[:, 0])))
-    found = jax.tree.map(lambda x: jnp.stack([x] * count, 1), found)
+    sums, *rows = _meshes.zeros(jax.eval_shape(lambda: whole(part(0, batch), mask[:, 0])))
+    rows = jax.tree.map(lambda x: jnp.stack([x] * count, 1), rows)
 
     def slot(index: jax.Array, state: tuple) -> tuple:
-        partial, found = state
+        partial, rows = state
         sums, *new = whole(*part(index, (batch, mask)))
-        found = jax.tree.map(lambda x, y: x.at[:, index].set(y), found, new)
-        return jax.tree.map(jnp.add, partial, sums), found
+        rows = jax.tree.map(lambda x, y: x.at[:, index].set(y), rows, new)
+        return jax.tree.map(jnp.add, partial, sums), rows
 
     def block(index: jax.Array, state: tuple) -> tuple:
-        (total, found), first = state, index * BLOCK
+        (total, rows), first = state, index * BLOCK
         last = jnp.minimum(first + BLOCK, count)
-        partial, found = jax.lax.fori_loop(first, last, slot, (sums, found))
-        return total.add(partial), found
+        partial, rows = jax.lax.fori_loop(first, last, slot, (sums, rows))
+        return total.add(partial), rows
 
-    total, found = jax.lax.fori_loop(0, -(-count // BLOCK), block, (Sum(sums, sums), found))
-    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], found)
-    return total.result(), *found
+    total, rows = jax.lax.fori_loop(0, -(-count // BLOCK), block, (Sum(sums, sums), rows))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], rows)
+    return total.result(), *rows

@@ -5,14 +5,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from dpx.clipping import batches, losses, params, passes
 from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.forms import Form
-
-HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
 
 class ParameterClipping(NamedTuple):
@@ -20,9 +17,9 @@ class ParameterClipping(NamedTuple):
 
     Attributes:
       path, shape: its name, e.g. `params/Dense_0/kernel`, and shape.
-      uses: the primitives that use it, each time they do.
+      uses: the primitives that use it, one entry for each use.
       rule: "Gram", "gradient", "gradient (no rule for ...)" or "zero"; see `explain_clipping`.
-      extra_flops, extra_bytes: operations for its norm and sum, and what is held for it, of one example.
+      extra_flops, extra_bytes: for one example, the operations for its norm and sum, and what is held for it.
     """
 
     path: str
@@ -44,8 +41,8 @@ class Explanation:
 
     Attributes:
       rows, batch_size: one row for each parameter; the size of the batch.
-      microbatch_size: how many of its examples are processed at a time here where nobody says how many.
-      example_bytes: what one example takes, about, from its forward pass to its sum.
+      microbatch_size: the number of examples that are processed at a time on this machine by default.
+      example_bytes: the bytes that one example takes, about, from its forward pass to its sum.
     """
 
     rows: tuple[ParameterClipping, ...]
@@ -67,7 +64,8 @@ class Explanation:
         return f"<Explanation of {len(self.rows)} parameters: print it, or see its rows>"
 
     def __str__(self) -> str:
-        rows = [HEADER, *map(_cells, self.rows), ("sum", "", "", "", *_numbers(self))]
+        header = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
+        rows = [header, *map(_cells, self.rows), ("sum", "", "", "", *_numbers(self))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = (
             "  ".join(f"{x:{side}{n}}" for x, side, n in zip(row, "<<<<>>", widths, strict=True))
@@ -83,12 +81,16 @@ def explain_clipping(
 ) -> Explanation:
     """Prints, and returns, for every parameter its uses, the rule for its norm, and what that costs.
 
-    The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the per-example
-    gradient is held, because it is smaller than its factors; "gradient (no rule for ...)" where it is held
-    because it is not known to be a sum of products, by the primitive that it comes from, which costs what
-    `vmap(grad)` costs; and "zero" where it is zero for all examples. All are exact. Costs are for one example
-    and `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes that are
-    held from the backward pass to the sum. The last line has the microbatch that is chosen on this machine.
+    All rules are exact. The rule is
+      - "Gram" where norms come from Gram matrices of the factors;
+      - "gradient" where the per-example gradient is held, because it is smaller than its factors;
+      - "gradient (no rule for ...)" where it is held because a primitive has no rule by which it would be
+        known to be a sum of products, which costs what `vmap(grad)` costs;
+      - "zero" where it is zero for all examples.
+
+    Costs are for one example and `method="one_pass"`, beyond an ordinary step: operations for the norm and
+    the sum, and bytes that are held from the backward pass to the sum. The last line has the microbatch that
+    is chosen on this machine.
 
         slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
@@ -99,21 +101,14 @@ def explain_clipping(
       wrt, has_aux: as in `clipped_grad`; what is not trained has no row.
     """
     parameters = params.flatten(params_, wrt)
-    loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
+    loss, _ = losses.functions(loss_fn, has_aux, parameters)
     (size, _), batch = batches.checked(batch), batches.as_jax(batch)
     reader = plan.read(loss, parameters.leaves, batch)
-    program = plan.program(reader)
-    held = []
-
-    def prepare(leaves: list) -> None:
-        run = plan.program(reader, "auto")
-        held.append(passes.clipping(run, leaves, batch, [0] * len(leaves))[1])
-
-    jax.eval_shape(prepare, parameters.leaves)
-    each = zip(parameters.paths, parameters.leaves, program.forms, program.uses, strict=True)
-    rows = tuple(_row(*parameter) for parameter in each)
-    step = batches.chosen(size, held[0], parameters.leaves)
-    explanation = Explanation(rows, size, step, held[0])
+    outs, leaves = reader.jaxpr.outvars[1:], parameters.leaves
+    _, one = passes.clipping(reader, plan.forms(reader, "auto"), leaves, batch, [0] * len(leaves))
+    uses = [plan.uses(reader, out) for out in outs]
+    rows = tuple(map(_row, parameters.paths, leaves, plan.forms(reader), uses))
+    explanation = Explanation(rows, size, batches.chosen(size, one, leaves), one)
     print(explanation)
     return explanation
 

@@ -12,9 +12,9 @@ from dpx._validate import check_positive
 from dpx.clipping import params
 from dpx.clipping.rounding import gamma
 
-# Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
+# The stabiliser γ in g·C/(‖g‖ + γ), as in Bu et al., Automatic Clipping (arXiv:2206.07136).
 NORMALIZE_GAMMA = 0.01
-# Thresholds whose squares, and those of what they are compared with, are normal float32 numbers.
+# The range of thresholds: their squares, and those of norms near them, are normal float32 numbers.
 BOUNDS = (1e-12, 1e12)
 # The least clip factor that is used.
 SMALLEST = 2.0**-48
@@ -76,16 +76,16 @@ def assign(l2_clip_norm: Any, tree: Any) -> Groups:
 def group_norms(groups: Groups, squared_norms: Sequence[tuple[int, jax.Array]]) -> list[jax.Array]:
     """Gradient norms by group, (B,) each; infinite where anything in the group is not finite.
 
-    They come from (B,) squared norms, each with the group that it is a part of.
+    `squared_norms` are pairs of a group and (B,) squared norms of a part of its gradients.
     """
     norms = []
     for index in range(len(groups.clips)):
         mine = [squared for group, squared in squared_norms if group == index]
         dtype = jnp.result_type(*mine)
-        # One sum: XLA would take that of several arrays apart, which are as many kernels to compile.
+        # One array: XLA would compile a kernel for each of several.
         squares = jax.lax.optimization_barrier(jnp.stack([x.astype(dtype) for x in mine]))
         total = jnp.sum(squares, 0)
-        # Above the exact root of the exact sum, the clip factor and its product with a gradient included.
+        # Above the exact root of the exact sum by what the clip factor and its product round, too.
         norm = jnp.sqrt(total) * (1 + gamma(len(squares) + 24, total.dtype))
         norms.append(jnp.where(jnp.isfinite(total), norm, jnp.inf))
     return norms
@@ -94,13 +94,13 @@ def group_norms(groups: Groups, squared_norms: Sequence[tuple[int, jax.Array]]) 
 def clip_factors(
     groups: Groups, norms: Sequence[jax.Array], keep: jax.Array, normalize: bool
 ) -> list[jax.Array]:
-    """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ); 0 unless in `keep`.
+    """The factor of each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ); 0 unless in `keep`.
 
     A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
     which is an error that no multiple of the gradient's length bounds.
 
-    With `normalize` they are in units of `unit_of`, and so are the sums: no factor is above 1. The quotient
-    comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
+    With `normalize` the factors, and so the sums, are in units of `unit_of`, and no factor is above 1. The
+    quotient comes last, because XLA computes anything cheaper again in the sum of every parameter.
     """
     factors = []
     for clip, norm in zip(groups.clips, norms, strict=True):
@@ -114,9 +114,8 @@ def clip_factors(
 
 
 def unit_of(clip: float) -> float:
-    """A power of two of at least C/γ, in which normalized sums are made: dividing by it rounds nothing.
+    """The unit of normalized sums: a power of two, by which division rounds nothing, of at least C/γ.
 
-    A factor of C/γ = 100 C could make an infinite number of a finite cotangent in a second backward pass, and
-    one example's infinity times zero would be the sum of all.
+    Factors of up to C/γ = 100 C could make an entry of a finite gradient's factors infinite, and so the sum.
     """
     return 2.0 ** math.ceil(math.log2(max(clip / NORMALIZE_GAMMA, 1.0)))

@@ -8,8 +8,8 @@ from jax.extend import core
 from jax.extend.core.primitives import closed_call_p
 from jax.lax import DotAlgorithmPreset, Precision
 
-# Equations that only call a jaxpr: the name of the parameter that holds it. Since JAX 0.11 `closed_call_p` is
-# called eval_jaxpr, a name that another primitive had before.
+# Primitives that only call a jaxpr, and the name of the parameter that holds it. Since JAX 0.11
+# `closed_call_p` is called eval_jaxpr, a name that another primitive had before.
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -17,23 +17,21 @@ CALLS = {
     "core_call": "call_jaxpr",
 }
 REMAT = ("checkpoint", "remat", "remat2")
-# Equations whose results are their operands, and whose cotangents pass unchanged.
+# Primitives whose results are their operands, and whose cotangents pass unchanged.
 PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
-# They say how values are laid out on devices, and exchange nothing.
+# Primitives that say how values are laid out on devices, and exchange nothing.
 LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
-
-
-# Values of variables, as a tree of JAX: its keys need no order.
+# The values of variables, as a tree of JAX, whose keys need no order.
 Values = collections.OrderedDict
 
 
 def values(atoms: Iterable[Any], env: dict) -> list:
-    """Those of variables and constants, where the variables are known."""
+    """The values of variables, which `env` has, and of constants."""
     return [atom.val if isinstance(atom, core.Literal) else env[atom] for atom in atoms]
 
 
 def variables(eqn: Any) -> list[Any]:
-    """The variables that an equation takes."""
+    """The operands of an equation that are variables."""
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
@@ -45,7 +43,7 @@ def is_loop(eqn: Any) -> bool:
 def carried(eqn: Any) -> tuple[int, int]:
     """Where the operands of a scan turn from constants to carry, and from carry to slices.
 
-    All that the operands of other equations are is constants.
+    Operands of other equations count as constants.
     """
     if not is_loop(eqn):
         return len(eqn.invars), len(eqn.invars)
@@ -56,7 +54,7 @@ def carried(eqn: Any) -> tuple[int, int]:
 
 
 def scan_options(eqn: Any) -> dict[str, Any]:
-    """What `lax.scan` takes for an equation beside its operands."""
+    """The options of `lax.scan` that an equation has."""
     return {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
 
 
@@ -71,40 +69,42 @@ def bind(eqn: Any, values: list) -> list[Any]:
 
 
 def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same jaxpr with the equations of what it calls in place of calls."""
-    variables, consts = list(closed.jaxpr.constvars), list(closed.consts)
-    eqns: list[Any] = []
+    """The same jaxpr with the equations of what it calls in place of the calls."""
+    variables, consts, eqns = [], [], []
 
-    def enter(jaxpr: Any, env: dict[Any, Any], is_called: bool) -> list[Any]:
+    def enter(called: core.ClosedJaxpr, given: Sequence[Any]) -> list[Any]:
+        """The results of a jaxpr, whose equations get variables of their own in each call."""
+        jaxpr, own = called.jaxpr, [core.Var(v.aval) for v in called.jaxpr.constvars]
+        variables.extend(own)
+        consts.extend(called.consts)
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*own, *given), strict=True))
+
         def named(atoms: Sequence[Any]) -> list[Any]:
-            return [v if isinstance(v, core.Literal) else env.get(v, v) for v in atoms]
+            return [v if isinstance(v, core.Literal) else env[v] for v in atoms]
 
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name in CALLS:
-                inner = eqn.params[CALLS[eqn.primitive.name]]
-                body = getattr(inner, "jaxpr", inner)
-                own = [core.Var(v.aval) for v in body.constvars]
-                variables.extend(own)
-                consts.extend(getattr(inner, "consts", ()))
-                given = [*own, *named(eqn.invars)]
-                of_body = dict(zip([*body.constvars, *body.invars], given, strict=True))
-                results = enter(body, of_body, True)
-            else:  # What is called twice has other variables each time.
-                outs = eqn.outvars
-                results = [core.Var(v.aval) for v in outs] if is_called else outs
+            if (name := eqn.primitive.name) in CALLS:
+                results = enter(as_closed(eqn.params[CALLS[name]]), named(eqn.invars))
+            else:
+                results = [core.Var(v.aval) for v in eqn.outvars]
                 eqns.append(eqn.replace(invars=named(eqn.invars), outvars=results))
             env.update(zip(eqn.outvars, results, strict=True))
         return named(jaxpr.outvars)
 
-    outs = enter(closed.jaxpr, {}, False)
+    outs = enter(closed, closed.jaxpr.invars)
     jaxpr = closed.jaxpr.replace(constvars=variables, eqns=eqns, outvars=outs)
     return core.ClosedJaxpr(jaxpr, consts)
 
 
-def peak_bytes(jaxpr: Any) -> int:
-    """Bytes that results of equations hold at once, at most, each from where it is made to its last use.
+def as_closed(jaxpr: Any) -> core.ClosedJaxpr:
+    """A jaxpr with what it closes over, which is nothing where it came alone."""
+    return jaxpr if hasattr(jaxpr, "consts") else core.ClosedJaxpr(jaxpr, ())
 
-    Those of the jaxpr are held to the end. A compiler that joins equations holds less.
+
+def peak_bytes(jaxpr: Any) -> int:
+    """The most bytes that results of equations hold at once, each from where it is made to its last use.
+
+    The results of the jaxpr are held to its end. A compiler that joins equations holds less.
     """
     last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in variables(eqn)}
     last |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, core.Literal)}
@@ -112,7 +112,7 @@ def peak_bytes(jaxpr: Any) -> int:
     ends: dict[int, int] = {}
     for i, eqn in enumerate(jaxpr.eqns):
         made = eqn.outvars
-        within = [peak_bytes(getattr(each, "jaxpr", each)) for each in inside(eqn)]
+        within = [peak_bytes(each.jaxpr) for each in inside(eqn)]
         most = max(most, now + sum(map(_bytes, made)) + max(within, default=0))
         for v in made:
             if v in last:
@@ -126,18 +126,17 @@ def _bytes(var: Any) -> int:
     return var.aval.size * getattr(var.aval.dtype, "itemsize", 4)
 
 
-def inside(eqn: Any) -> Iterator[Any]:
+def inside(eqn: Any) -> Iterator[core.ClosedJaxpr]:
     """The jaxprs in the parameters of an equation, with what they close over."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                yield inner
+                yield as_closed(inner)
 
 
 def length(jaxpr: Any) -> int:
-    """How many equations a jaxpr has, those inside of others included."""
-    inner = [getattr(each, "jaxpr", each) for eqn in jaxpr.eqns for each in inside(eqn)]
-    return len(jaxpr.eqns) + sum(map(length, inner))
+    """The number of equations of a jaxpr, those inside of others included."""
+    return sum(1 + sum(length(each.jaxpr) for each in inside(eqn)) for eqn in jaxpr.eqns)
 
 
 def is_exact(params: dict[str, Any]) -> bool:
@@ -152,29 +151,26 @@ def gain(eqn: Any) -> float | None:
     name = eqn.primitive.name
     if name not in ("neg", "mul", "div") or len(variables(eqn)) != 1:
         return None
-    if name == "neg":
-        return -1.0
-    (number,) = (complex(v.val) for v in eqn.invars if isinstance(v, core.Literal))
-    if number.imag:
+    numbers = [complex(v.val) for v in eqn.invars if isinstance(v, core.Literal)]
+    number = numbers[0] if numbers else -1.0
+    divides = name == "div"
+    if number.imag or (divides and (not number or isinstance(eqn.invars[0], core.Literal))):
         return None
-    if name == "mul":
-        return number.real
-    return 1 / number.real if number and isinstance(eqn.invars[1], core.Literal) else None
+    return 1 / number.real if divides else number.real
 
 
 def walked(jaxpr: Any, own: Sequence[bool]) -> list[tuple[Any, list[bool], frozenset[str]]]:
     """All equations of a jaxpr and of what it calls, once for each way in which they are called.
 
-    There is one flag for each input. With each equation comes whether its operands depend on inputs with a
-    flag, of which a loop may carry some in its first iteration alone; and the names of the axes that are its
-    own: those of a `shard_map` around it, whose devices hold parts of one example.
+    `own` says of each input whether it is the example's own. With each equation comes, for each operand,
+    whether it depends on such inputs (what a loop carries does if it does in every iteration), and the names
+    of the axes of a `shard_map` around the equation, whose devices hold parts of one example.
     """
-    found: list[tuple[Any, list[bool], frozenset[str]]] = []
+    visited: list[tuple[Any, list[bool], frozenset[str]]] = []
     known: dict[Any, list[bool]] = {}
 
-    def follow(called: Any, own: Sequence[bool], axes: frozenset[str]) -> list[bool]:
+    def follow(jaxpr: Any, own: Sequence[bool], axes: frozenset[str]) -> list[bool]:
         """Which results depend on inputs that are an example's own."""
-        jaxpr = getattr(called, "jaxpr", called)
         if (key := (id(jaxpr), axes, *own)) in known:
             return known[key]
         depends = dict(zip(jaxpr.invars, own, strict=True))
@@ -184,39 +180,35 @@ def walked(jaxpr: Any, own: Sequence[bool]) -> list[tuple[Any, list[bool], froze
 
         for eqn in jaxpr.eqns:
             given, name, params = of(eqn.invars), eqn.primitive.name, eqn.params
-            found.append((eqn, given, axes))
+            visited.append((eqn, given, axes))
             inner, results = [*inside(eqn)], [any(given)] * len(eqn.outvars)
             if name == "scan":
-                first, last = carried(eqn)
-                before, carry, after = given[:first], given[first:last], given[last:]
-                results = in_loop(params["jaxpr"], before, carry, after, axes)
+                results = in_loop(params["jaxpr"].jaxpr, [*given], *carried(eqn), axes)
             elif name == "while":
-                first = params["cond_nconsts"]
-                last = first + params["body_nconsts"]
-                results = in_loop(params["body_jaxpr"], given[first:last], given[last:], [], axes)
-                follow(params["cond_jaxpr"], [*given[:first], *results], axes)
+                consts, body = params["cond_nconsts"], params["body_jaxpr"].jaxpr
+                results = in_loop(body, given[consts:], params["body_nconsts"], None, axes)
+                follow(params["cond_jaxpr"].jaxpr, [*given[:consts], *results], axes)
             else:
                 within = params.get("newly_manual_axes", params.get("manual_axes", ()))
                 within = axes.union(within if name == "shard_map" else ())
                 for each in inner:
-                    count = len(getattr(each, "jaxpr", each).invars)
+                    count = len(each.jaxpr.invars)
                     flags = given[1:] if name == "cond" else given
                     flags = flags if count == len(flags) else [any(given)] * count
-                    ends = follow(each, flags, within)
+                    ends = follow(each.jaxpr, flags, within)
                     if len(inner) == 1 and len(ends) == len(results):
                         results = ends
             depends.update(zip(eqn.outvars, results, strict=True))
         known[key] = of(jaxpr.outvars)
         return known[key]
 
-    def in_loop(body: Any, before: list, carry: list, after: list, axes: frozenset) -> list[bool]:
-        """What a loop carries in all iterations, and its other results."""
+    def in_loop(body: Any, given: list, first: int, last: Any, axes: frozenset) -> list[bool]:
+        """The same of the results of a loop that carries a part of what it is given."""
         while True:
-            ends = follow(body, [*before, *carry, *after], axes)
-            merged = [*map(min, carry, ends)]
+            ends, carry = follow(body, given, axes), given[first:last]
+            given[first:last] = merged = [*map(min, carry, ends)]
             if merged == carry:
                 return [*carry, *ends[len(carry) :]]
-            carry = merged
 
     follow(jaxpr, own, frozenset())
-    return found
+    return visited

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,23 +11,20 @@ import jax.numpy as jnp
 
 from dpx.clipping.params import Parameters
 
-# A function of (arrays to differentiate, one example).
-Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
-
 
 @contextlib.contextmanager
 def without_named_axes() -> Iterator[None]:
-    """Names the remedy where a loss of one example asks for others by the name of an axis that is not there.
+    """Turns JAX's error for the name of an unbound axis into one that names the remedy.
 
     JAX's own remedy, to bind the axis, would mix examples.
     """
     try:
         yield
     except NameError as error:
-        if (found := re.search(r"unbound axis name:? *([^\s.]+)", str(error))) is None:
+        if (axis := re.search(r"unbound axis name:? *([^\s.]+)", str(error))) is None:
             raise
         raise ValueError(
-            f"loss_fn asks for the axis {found[1]!r}, as a BatchNorm(axis_name=...) or jax.lax.pmean does, "
+            f"loss_fn asks for the axis {axis[1]!r}, as a BatchNorm(axis_name=...) or jax.lax.pmean does, "
             "to read other examples, and it is the loss of one: use GroupNorm or LayerNorm, or frozen "
             "statistics (of Equinox eqx.nn.inference_mode), and no collectives"
         ) from None
@@ -40,40 +37,36 @@ def is_vectorised(batch: Any) -> bool:
 
 def functions(
     loss_fn: Callable, has_aux: bool, parameters: Parameters
-) -> Callable[[dict[int, jax.Array]], tuple[Loss, Callable[..., Any]]]:
+) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
     """A user's loss as two checked functions of (arrays to differentiate, one example): loss, and aux.
 
-    They are made for constants that replace those of the parameters, given by their number. Aux is None
-    without `has_aux`. The setting of `jax.numpy_rank_promotion` that holds now will hold within.
+    Aux is None without `has_aux`. Both take, as `frozen`, values that replace some of the parameters'
+    constants, by their number. The setting of `jax.numpy_rank_promotion` that holds now will hold within.
     """
     setting = jax.numpy_rank_promotion.value
 
-    def made(given: dict[int, jax.Array]) -> tuple[Loss, Callable[..., Any]]:
-        held = parameters.holding(given)
+    def call(leaves: Any, example: tuple, frozen: dict[int, jax.Array] | None) -> Any:
+        held = parameters.holding(frozen or {})
+        with jax.numpy_rank_promotion(setting), without_named_axes():
+            value = loss_fn(held.rebuild(leaves, held.constants), *example)
+        if has_aux and (not isinstance(value, tuple) or len(value) != 2):
+            raise ValueError(
+                f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair "
+                "(loss, aux)"
+            )
+        return value if has_aux else (value, None)
 
-        def call(leaves: Any, example: tuple) -> Any:
-            with jax.numpy_rank_promotion(setting), without_named_axes():
-                value = loss_fn(held.rebuild(leaves, held.constants), *example)
-            if has_aux and (not isinstance(value, tuple) or len(value) != 2):
-                raise ValueError(
-                    f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair "
-                    "(loss, aux)"
-                )
-            return value if has_aux else (value, None)
+    def loss(leaves: Any, example: tuple, frozen: Any = None) -> jax.Array:
+        return scalar(call(leaves, example, frozen)[0])
 
-        def loss(leaves: Any, example: tuple) -> jax.Array:
-            return scalar(call(leaves, example)[0])
+    def aux(leaves: Any, example: tuple, frozen: Any = None) -> Any:
+        return _arrays(call(leaves, example, frozen)[1]) if has_aux else None
 
-        def aux(leaves: Any, example: tuple) -> Any:
-            return _arrays(call(leaves, example)[1]) if has_aux else None
-
-        return loss, aux
-
-    return made
+    return loss, aux
 
 
 def scalar(value: Any) -> jax.Array:
-    """Returns a loss; raises ValueError for what is none."""
+    """Returns a loss; raises ValueError for anything else."""
     if value is None or isinstance(value, tuple | list | dict):
         raise ValueError(
             f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone, or, with "
@@ -89,7 +82,7 @@ def scalar(value: Any) -> jax.Array:
 
 
 def _arrays(aux: Any) -> Any:
-    """What a loss returned beside the loss, as arrays; raises ValueError for what is none."""
+    """The aux of a loss, as arrays; raises ValueError for anything else."""
     aux = jax.tree.map(jnp.asarray, aux)
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
@@ -111,8 +104,8 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
     stand after it, and the sum by many times the clipping norm.
 
     Args:
-      key: one JAX key. It is secret: under masks that are known, the record that is removed is not the only
-        one whose gradient changes.
+      key: one JAX key, which is secret. Removing a record may rename those after it and so change their
+        masks, which is no matter only while nobody knows the masks.
       step: the number of the step.
       indices: (B,) integers that name the records, such as their rows in the data set.
 
@@ -133,21 +126,21 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
 
 
 def for_each(function: Callable[..., Any], dtype: Any, *rows: Any) -> Any:
-    """A function of each row of arrays, which draws from keys of that type what it would for one row."""
+    """`function` of each row of arrays: from keys of this type it draws what it would for that row alone."""
     if is_by_record(dtype):
         return jax.vmap(function)(*rows)
     return jax.lax.map(lambda row: function(*row), rows)
 
 
 def step_key(key: jax.Array, step: Any) -> jax.Array:
-    """The key that those of all records of a step are made from."""
+    """The key from which the keys of all records of a step are made."""
     return jax.random.fold_in(key, step)
 
 
 def is_by_record(dtype: Any) -> bool:
-    """Whether `jax.vmap` draws from each of many keys of this type what it would draw from it alone.
+    """Whether `jax.vmap` draws from each of many keys of this type what it would draw from that key alone.
 
-    Of the keys `rbg` and `unsafe_rbg` it takes the first, and draws for all at once, by their places.
+    From keys of type `rbg` and `unsafe_rbg` it draws for all at once, from the first key, by their places.
     """
     by_record = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0).dtype
     return dtype == by_record or not jnp.issubdtype(dtype, jax.dtypes.prng_key)

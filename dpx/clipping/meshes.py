@@ -1,4 +1,4 @@
-"""The same sums on every mesh: what is sharded, replicated, or differs from device to device.
+"""Runs a computation so that its sums are the same on every mesh.
 
 On automatic axes the compiler lays arrays out, and this module has nothing to do. Inside `jax.shard_map`
 every device sums the examples of its own shard, so parameters must count as values that differ between
@@ -7,7 +7,6 @@ before they are clipped. Axes with explicit sharding types are handed to `jax.sh
 batch, which leaves one reduction of the sums, and to the compiler where they shard parameters.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +16,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpx._meshes import explicit_axes, mesh_of, varying
-
-# (leaves, frozen, batch, mask) -> sums, norms, and what else there is of each example
-Run = Callable[[list, Any, tuple, jax.Array], tuple[list, list, Any]]
 
 
 def vary(tree: Any, axes: frozenset[str]) -> Any:
@@ -38,17 +34,12 @@ def on_one_cpu() -> bool:
 
 
 def zeros(like: Any) -> Any:
-    """Zeros of the shapes, and of the axes of variation, that `jax.eval_shape` found."""
-
-    @functools.cache  # Of a deep model many are alike, and each takes time to trace.
-    def made(shape: tuple[int, ...], dtype: Any, over: frozenset[str]) -> jax.Array:
-        return vary(jnp.zeros(shape, dtype), over)
-
-    return jax.tree.map(lambda s: made(s.shape, s.dtype, varying(s)), like)
+    """Zeros of the same shapes and types, which vary over the same axes of a mesh."""
+    return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), varying(s)), like)
 
 
 def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:
-    """Those of the constants, by their number, whose layout on a mesh is a part of their type."""
+    """The constants whose layout on a mesh is a part of their type, by their number."""
     return {
         i: leaf
         for i, leaf in enumerate(constants)
@@ -64,21 +55,17 @@ def one_example(batch: Any) -> Any:
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         kind = jax.typeof(x)
         sharding = NamedSharding(kind.sharding.mesh, P(*kind.sharding.spec[1:]))
-        varies = kind.manual_axis_type
-        return jax.ShapeDtypeStruct(
-            x.shape[1:], x.dtype, sharding=sharding, manual_axis_type=varies
-        )
+        layout = {"sharding": sharding, "manual_axis_type": kind.manual_axis_type}
+        return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, **layout)
 
     return jax.tree.map(shape, batch)
 
 
-def run(
-    body: Run, functions_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
-):
-    """Runs `body` on whatever mesh its arguments live on.
+def run(body: Callable, loss: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array):
+    """Runs `body` on whatever mesh its arguments live on: sums, norms, and what else is of each example.
 
-    `frozen` are the arrays of the parameters that are not differentiated, which a function on explicit axes
-    must not close over; `functions_of(frozen)` is the loss of (leaves, one example), and another function.
+    `frozen` are arrays of the parameters that are not differentiated, which a function on explicit axes must
+    not close over. `loss` is a function of (leaves, one example, frozen).
     """
     given = leaves, frozen, batch, mask
 
@@ -87,8 +74,7 @@ def run(
         axes = varying(leaves, batch, mask)
         if jax.sharding.get_abstract_mesh().manual_axes:
             # What the loss closes over may differ between devices as well.
-            loss, _ = functions_of(frozen)
-            axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
+            axes |= varying(jax.eval_shape(loss, leaves, one_example(batch), frozen))
         leaves, batch, mask = vary((leaves, batch, mask), axes)
         return body(leaves, frozen, batch, mask)
 
@@ -96,13 +82,13 @@ def run(
     if not (explicit := explicit_axes(mesh)):
         return on_device(*given)
     # The explicit axes that the examples are spread over.
-    found = (jax.typeof(x).sharding.spec[0] for x in jax.tree.leaves((batch, mask)))
-    axes = next((axes for axes in found if axes is not None), ())
+    specs = (jax.typeof(x).sharding.spec[0] for x in jax.tree.leaves((batch, mask)))
+    axes = next((axes for axes in specs if axes is not None), ())
     shards = axes if isinstance(axes, tuple) else (axes,)
 
     def by_shard(*arguments: Any):
-        sums, *found = on_device(*arguments)
-        return jax.lax.psum(sums, shards), *found
+        sums, *of_examples = on_device(*arguments)
+        return jax.lax.psum(sums, shards), *of_examples
 
     def automatic(*arguments: Any):
         if not shards:

@@ -1,12 +1,12 @@
 """Finds losses in which the examples of a batch influence each other, or share their randomness.
 
-The loss of one example must be a function of the parameters, of that example and of public constants, and so
-must its gradient, where somebody wrote the derivative by hand. No clipping covers whatever else they read.
+The loss of one example must be a function of the parameters, of that example and of public constants. So must
+its gradient, where somebody wrote the derivative by hand. No clipping covers anything else that they read.
 """
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,24 +22,24 @@ from dpx.clipping import jaxprs, losses, reports
 _DRAWS = (
     "random_bits", "random_gamma", "random_unwrap", "threefry2x32", "rng_bit_generator", "rng_uniform",
 )  # fmt: skip
-# Of which `jax.vmap` treats many keys at once.
+# Those of the primitives of keys of which `jax.vmap` treats many keys at once.
 _BY_KEY = ("random_bits", "random_fold_in", "random_gamma", "random_split", "rng_bit_generator")
-# How a function on the host is given one example alone.
+# The values of `vmap_method` by which a function on the host is given one example at a time.
 _IN_TURN = ("sequential", "sequential_unrolled")
-# Fewer numbers in another shape may be the same by chance.
+# Fewer numbers than this may agree with numbers in another shape by chance.
 _FEW = 32
 
 
 def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
     """Checks a traced program of (parameters, one example) that returns a loss and its gradients.
 
-    Derivatives that somebody wrote by hand are a part of it. `count` inputs are parameters. What is refused
-    (ValueError), and what is reported, is said in `dpx.clipped_grad`.
+    The program includes derivatives that somebody wrote by hand. Its first `count` inputs are parameters.
+    `dpx.clipped_grad` says what is refused (ValueError), and what is reported.
 
     A moving average is refused though the sum keeps its sensitivity: it mixes examples that nobody clipped,
     without noise, and the model reads it in evaluation. It is found where a share of an array, and something
-    of the example, are added up to a value that neither the loss nor a gradient needs: not where the loss
-    itself reads the new average, or the share is no number of the program.
+    of the example, are added up to a value that neither the loss nor a gradient needs. It is not found where
+    the loss itself reads the new average, or where the share is not a number in the program.
     """
     jaxpr = program.jaxpr
     own = [i >= count for i in range(len(jaxpr.invars))]
@@ -50,12 +50,12 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
             "frozen statistics (use_running_average=True)"
         )
-    used, constants = jaxprs.walked(jaxpr, own), [*program.consts]
+    used = jaxprs.walked(jaxpr, own)
     for eqn, _, own_axes in used:
         _refuse_collective(eqn, own_axes)
-        # A compiled function keeps what it closes over to itself.
-        constants += [c for inner in jaxprs.inside(eqn) for c in getattr(inner, "consts", ())]
-    constants = list({id(constant): constant for constant in constants}.values())
+    # A compiled function keeps what it closes over to itself.
+    inner = [each for eqn, *_ in used for each in jaxprs.inside(eqn)]
+    constants = {id(c): c for each in (program, *inner) for c in each.consts}.values()
     if any(isinstance(constant, jax.Ref) for constant in constants):
         raise ValueError(
             "loss_fn closes over a jax.Ref, in which one example can leave what the next one reads, so that "
@@ -87,20 +87,20 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
 
 
 def _averages(jaxpr: Any, own: Sequence[bool]) -> int:
-    """How often a loss adds a share of an array to something of the example."""
-    shares, found = set(), 0
+    """The number of times that a loss adds a share of an array to something of the example."""
+    shares, count = set(), 0
     for eqn, of_example, _ in jaxprs.walked(jaxpr, own):
         if not any(of_example):
             gain = jaxprs.gain(eqn)
             shares.update(eqn.outvars if gain is not None and 0 <= gain < 1 else ())
         elif eqn.primitive.name == "add":
             operands = zip(eqn.invars, of_example, strict=True)
-            found += sum(isinstance(v, core.Var) and v in shares for v, own in operands if not own)
-    return found
+            count += sum(isinstance(v, core.Var) and v in shares for v, own in operands if not own)
+    return count
 
 
 def _by_place(eqn: Any, of_example: Sequence[bool]) -> bool:
-    """Whether an equation draws from keys of the example's own, vectorised, by its place in the batch."""
+    """Whether an equation, once vectorised, draws from an example's own keys by its place in the batch."""
     if (name := eqn.primitive.name) not in _BY_KEY or not any(of_example):
         return False
     return name == "rng_bit_generator" or not losses.is_by_record(eqn.invars[0].aval.dtype)
@@ -118,27 +118,27 @@ def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:
 
 
 def _given_all(eqns: Sequence[Any]) -> list[str]:
-    """What equations call that is given all examples at once, once the loss is vectorised.
+    """The names of what equations call that is given all examples at once, once the loss is vectorised.
 
-    That is told by who wrote what `jax.vmap` does: the rules of JAX itself mix nothing.
+    Batching rules that JAX itself defines mix nothing; those of anybody else may.
     """
-    found = set()
+    names = set()
     for eqn in eqns:
         name = eqn.primitive.name
         # JAX's own call one example after the other, or the rule of the function, which is seen in the loss.
         if name == "custom_vmap_call" and not _is_of_jax(eqn.params["rule"]):
             where = eqn.params["call"].jaxpr.debug_info.func_src_info
-            found.add(f"{where} with a batching rule of its own (jax.custom_batching.custom_vmap)")
+            names.add(f"{where} with a batching rule of its own (jax.custom_batching.custom_vmap)")
         method = eqn.params.get("vmap_method")
         if method is not None and method not in _IN_TURN:
-            found.add(f"the host ({name} with vmap_method={method!r})")
+            names.add(f"the host ({name} with vmap_method={method!r})")
     for primitive in {eqn.primitive for eqn in eqns}:
         rule = batching.fancy_primitive_batchers.get(primitive)
         if inspect.isfunction(rule):  # JAX may have wrapped it.
             rule = inspect.getclosurevars(rule).nonlocals.get("batcher", rule)
         if rule is not None and not _is_of_jax(rule):
-            found.add(f"{primitive.name}, a primitive that is not JAX's own")
-    return sorted(found)
+            names.add(f"{primitive.name}, a primitive that is not JAX's own")
+    return sorted(names)
 
 
 def _is_of_jax(function: Any) -> bool:
@@ -147,7 +147,7 @@ def _is_of_jax(function: Any) -> bool:
     return str(getattr(function, "__module__", None)).split(".")[0] == "jax"
 
 
-def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
+def _check_constants(constants: Iterable[Any], call: reports.Call) -> None:
     own = {id(leaf) for leaf in call.parameters.constants}
     for constant in constants:
         shape = tuple(getattr(constant, "shape", ()))
@@ -167,9 +167,9 @@ def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are one, or hold the same rows where their values are known, and not by chance.
+    """Whether two arrays are one, or are known to hold the same rows, and not by chance.
 
-    They may be transposed or of another shape, if they are so many that this cannot be chance.
+    One may be the other transposed, or in another shape, if it holds too many numbers for chance.
     """
     if a is b:
         return True

@@ -1,4 +1,4 @@
-"""Parameters of any framework as a flat list of arrays to differentiate: all, or those that `wrt` names."""
+"""Parameters of any framework as a flat list of arrays to differentiate, all or those that `wrt` names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from jax.core import Tracer
 
 
 class Parameters(NamedTuple):
-    """What is differentiated, and how to call the user's loss with it.
+    """The arrays to differentiate, and how to call the user's loss with them.
 
     Attributes:
-      leaves: the floating-point arrays of the parameter tree, in tree order.
+      leaves: the arrays to differentiate, in tree order.
       paths: their names, e.g. `params/Dense_0/kernel`.
       tree: the tree that gradients have: for an NNX module or state, an `nnx.State` of the variables that
         are differentiated; the tree itself otherwise, with None where a leaf is not differentiated.
-      rebuild: (leaves, constants) -> what the user's loss takes as its first argument.
+      rebuild: a function of (leaves, constants) that returns the first argument of the user's loss.
       constants: the leaves that are not differentiated.
     """
 
@@ -40,8 +40,8 @@ class Parameters(NamedTuple):
 def flatten(params: Any, wrt: Any = None) -> Parameters:
     """Splits `params` into arrays to differentiate and everything else, which is constants of the loss.
 
-    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state (random
-    counters, batch statistics) is read and what the loss writes to it is dropped. In any other tree the
+    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated. Other state (random
+    counters, batch statistics) is read, and what the loss writes to it is dropped. In any other tree the
     floating-point arrays are differentiated; Python scalars, functions and integer arrays are not.
 
     Raises:
@@ -138,8 +138,8 @@ def spread(prefix: Any, tree: Any, message: str) -> list[int]:
     Where the tree has an `nnx.State`, the prefix may have a plain dict.
 
     Raises:
-      ValueError: it is no prefix, or has None where the tree has a leaf. The message has places for the
-        prefix, the structure of the tree, and what is wrong.
+      ValueError: it is no prefix, or has None where the tree has a leaf. `message` has places for the prefix,
+        the structure of the tree, and what is wrong.
     """
     if not isinstance(prefix, nnx.State):
 
@@ -150,8 +150,8 @@ def spread(prefix: Any, tree: Any, message: str) -> list[int]:
     structure = jax.tree.structure(prefix)
     numbers = structure.unflatten(range(structure.num_leaves))
     try:
-        found = jax.tree.broadcast(numbers, tree, is_leaf=_is_none)
-        both = (jax.tree.leaves(each, is_leaf=_is_none) for each in (found, tree))
+        spread_out = jax.tree.broadcast(numbers, tree, is_leaf=lambda x: x is None)
+        both = (jax.tree.leaves(x, is_leaf=lambda x: x is None) for x in (spread_out, tree))
         numbers = [number for number, leaf in zip(*both, strict=True) if leaf is not None]
         if None in numbers:
             raise ValueError("it has None where a parameter is trained")
@@ -161,10 +161,6 @@ def spread(prefix: Any, tree: Any, message: str) -> list[int]:
     return numbers
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
-
-
 def _name(key: Any) -> Any:
     """The name or number that a key of a tree path stands for."""
     names = (getattr(key, attribute, None) for attribute in ("key", "name", "idx"))
@@ -172,34 +168,30 @@ def _name(key: Any) -> Any:
 
 
 def _refuse_holders(params: Any) -> None:
-    """Raises ValueError for what holds more than parameters, all of which would be trained.
+    """Raises ValueError for a tree that holds more than parameters, all of which would be trained.
 
-    These are states of Optax and of `dpx.privatize`, wherever they are, of Equinox, and results of `fit`.
+    It refuses states of Optax, of `dpx.privatize` and of Equinox, wherever they are, and results of `fit`.
     """
-    found: list[Any] = []
+    holders: list[Any] = []
 
     def is_holder(node: Any) -> bool:
-        if isinstance(node, nnx.Rngs):  # It has an attribute of any name.
-            return False
-        kind = type(node)
-        module = kind.__module__
-        if (
+        kind, module = type(node), type(node).__module__
+        if not isinstance(node, nnx.Rngs) and (  # These have an attribute of any name.
             isinstance(node, nnx.Optimizer)
             or (hasattr(node, "opt_state") and hasattr(node, "params"))
             or (hasattr(node, "_fields") and module.startswith(("optax.", "dpx.training.")))
             or (module.startswith("equinox.") and kind.__name__ == "State")
         ):
-            found.append(node)
-        return bool(found)
+            holders.append(node)
+        return bool(holders)
 
     jax.tree.leaves(params, is_leaf=is_holder)
-    if found:
-        where = "is" if found[0] is params else "holds"
-        remedy = "such as state.params" if hasattr(found[0], "params") else "without it"
+    if holders:
+        where = "is" if holders[0] is params else "holds"
+        remedy = "such as state.params" if hasattr(holders[0], "params") else "without it"
         raise ValueError(
-            f"params {where} a {type(found[0]).__name__}, which has more than parameters, and all of its "
-            f"arrays would be trained and get noise: pass the parameters alone, {remedy}, and the optimizer "
-            "apart"
+            f"params {where} a {type(holders[0]).__name__}, which has more than parameters, and all of its "
+            f"arrays would be trained and get noise: pass the parameters alone, {remedy}"
         )
 
 

@@ -1,18 +1,17 @@
-"""How a batch is clipped: what one backward pass hands out, its norms, and its sum.
+"""One backward pass over a batch, the norms that come from it, and the sum.
 
 The program that was read is run for every example (`jax.vmap`), and hands out what the forms of gradients are
 made of. Norms come from that, and so does the sum once the clip factors are known.
 
-A rematerialised block has handed out squared norms alone. For the sum it is evaluated again from the operands
-that it had, now to hand out what its gradients are made of, whose sum over the batch is made at once: what
-one block holds is gone before the next one begins. Blocks in a loop are evaluated again in a loop over all
-examples together.
+A rematerialised block hands out squared norms alone. For the sum it is evaluated again from its operands, and
+hands out what its gradients are made of, whose sum over the batch is made at once: what one block holds is
+gone before the next one begins. Blocks in a loop are evaluated again in a loop over all examples together.
 """
 
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,27 +20,10 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import jaxprs, meshes
-from dpx.clipping.gradients.forms import Values, squared_norm, together
-from dpx.clipping.gradients.plan import Program
+from dpx.clipping.gradients.forms import Form, Values, squared_norm, together
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
-from dpx.clipping.rounding import accumulator, settled, sum_of_squares
-
-
-class Pass(NamedTuple):
-    """One batch after its backward pass, before its clip factors are known.
-
-    Attributes:
-      losses: (B,) per-example losses.
-      squared_norms: pairs of a group of parameter arrays and (B,) squared norms of gradients in it, which
-        together are those of the group, rounded up so far that no contribution is longer. Not finite where a
-        gradient is not.
-      weighted_sum: (B,) weights for each group -> for each parameter array sum_b weights[b]·gradient[b].
-    """
-
-    losses: jax.Array
-    squared_norms: list[tuple[int, jax.Array]]
-    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
+from dpx.clipping.rounding import accumulator, settled
 
 
 def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
@@ -50,8 +32,8 @@ def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
     One example alone is not vectorised: some primitives have no rule for that.
     """
     if not is_vectorised(batch):
-        found = function(*jax.tree.map(lambda x: x[0], batch))
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+        results = function(*jax.tree.map(lambda x: x[0], batch))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
     try:
         return jax.vmap(function)(*batch)
     except NotImplementedError as error:
@@ -62,33 +44,23 @@ def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
         raise
 
 
-def held(reader: Reader, leaves: Sequence[jax.Array], groups: Sequence[int]) -> Callable:
-    """Holds every per-example gradient by `vmap`: the plain way, and the oracle for `clipping`."""
-    traced = core.jaxpr_as_fun(core.ClosedJaxpr(reader.jaxpr, reader.consts))
-
-    def run(batch: Any) -> Pass:
-        losses, *found = over_examples(functools.partial(traced, *leaves), *jax.tree.leaves(batch))
-        gradients = [g.astype(accumulator(g.dtype)) for g in settled(found)]
-
-        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-            # Factors must fit the gradients that they multiply: no TensorFloat-32.
-            product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
-            return [product(weights[group], g) for group, g in zip(groups, gradients, strict=True)]
-
-        norms = map(jax.vmap(sum_of_squares), gradients)
-        return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
-
-    return run
-
-
 def clipping(
-    program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]
-) -> tuple[Callable[[Any], Pass], int]:
-    """What runs a program for a batch of any size, and the bytes that one example takes, about.
+    reader: Reader,
+    forms: Sequence[Form],
+    leaves: Sequence[jax.Array],
+    batch: Any,
+    groups: Sequence[int],
+) -> tuple[Callable[[Any], tuple[jax.Array, list, Callable]], int]:
+    """The backward pass as a function of a batch of any size, and the bytes that one example takes, about.
 
-    Of `batch` only shapes matter. `groups` has the group of every parameter array.
+    Of `batch` only shapes matter. `groups` has the group of every parameter array. The function returns:
+
+    - (B,) losses;
+    - pairs of a group and (B,) squared norms of a part of its gradients, rounded up so far that no
+      contribution is longer, and not finite where a gradient is not;
+    - a function of (B,) weights for each group that returns, for each array, sum_b weights[b]·gradient[b].
     """
-    reader, forms = program.reader, program.forms
+    loss = reader.value(reader.jaxpr.outvars[0])
     again = {w: group for form, group in zip(forms, groups, strict=True) for w in form.again}
     blocks = {id(within.eqn): within.eqn for within in again}.values()
     operands = {id(eqn): [v for v in eqn.invars if not reader.is_shared(v)] for eqn in blocks}
@@ -96,12 +68,12 @@ def clipping(
     wanted, known = [*dict.fromkeys(needs)], reader.known(leaves)
 
     def one(*example: Any) -> tuple[jax.Array, Values]:
-        found = reader.run([*leaves, *example], [program.loss, *wanted], outs=False, env=known)[1]
-        return found.pop(program.loss), settled(found)
+        _, values = reader.run([*leaves, *example], [loss, *wanted], outs=False, env=known)
+        return values.pop(loss), settled(values)
 
     hand, size = pruned(one, *jax.tree.leaves(meshes.one_example(batch)))
 
-    def run(batch: Any) -> Pass:
+    def run(batch: Any) -> tuple[jax.Array, list, Callable]:
         flat = jax.tree.leaves(batch)
         losses, values = over_examples(hand, *flat)
         norms = []
@@ -111,7 +83,7 @@ def clipping(
             norms.append((group, jax.vmap(norm, axis_size=len(flat[0]))(given)))
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-            found = values.copy()
+            have = values.copy()
             for eqn in blocks:
                 own = {w: weights[group] for w, group in again.items() if w.eqn is eqn}
                 given = Values((v, values[v]) for v in operands[id(eqn)]), Values(own)
@@ -121,13 +93,13 @@ def clipping(
                 # blocks.
                 nothing = meshes.zeros(jax.eval_shape(made, *given))
                 some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
-                found |= lax.cond(some, made, lambda *_: nothing, *given)  # noqa: B023
+                have |= lax.cond(some, made, lambda *_: nothing, *given)  # noqa: B023
             each = zip(forms, groups, leaves, strict=True)
             return [
-                form.weighted_sum(found, weights[group], leaf.shape) for form, group, leaf in each
+                form.weighted_sum(have, weights[group], leaf.shape) for form, group, leaf in each
             ]
 
-        return Pass(losses, norms, weighted_sum)
+        return losses, norms, weighted_sum
 
     return run, size
 
@@ -135,8 +107,8 @@ def clipping(
 def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: Values) -> Values:
     """The sums over examples of weights times the gradients that a block, or a loop of blocks, makes.
 
-    Its operands are `known`, if they are the same for all examples, or among `values`; there are weights for
-    each gradient, which is a `Within`.
+    Its operands are `known`, if they are the same for all examples, or among `values`. The keys of `weights`
+    are the gradients, which are of the form `Within`.
     """
     inner, (first, last) = reader.body(eqn), jaxprs.carried(eqn)
     needs = [*dict.fromkeys(value for within in weights for value in within.sums.needs)]
@@ -149,24 +121,23 @@ def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: 
         def one(*own: Any) -> tuple[list, Values]:
             rest = iter(own)
             each = [next(rest) if own else x for x, own in zip(operands, is_own, strict=True)]
-            results, found = inner.run(each, needs, outs=last > first, inline=True)
-            return results[: last - first], settled(found)
+            results, handed = inner.run(each, needs, outs=last > first, inline=True)
+            return results[: last - first], settled(handed)
 
-        after, found = over_examples(one, *itertools.compress(operands, is_own))
+        after, handed = over_examples(one, *itertools.compress(operands, is_own))
         sums = Values()
         for within, of_examples in weights.items():
             shape = inner.jaxpr.outvars[within.which].aval.shape
-            sums[within] = within.sums.weighted_sum(found, of_examples, shape)
+            sums[within] = within.sums.weighted_sum(handed, of_examples, shape)
         return after, sums
 
     if jaxprs.is_loop(eqn):
-        start, slices = given[first:last], given[last:]
+        start, each = given[first:last], zip(given[last:], is_own[last:], strict=True)
+        slices = [jnp.moveaxis(x, 1, 0) if own else x for x, own in each]
         for i, v in enumerate(eqn.invars[first:last]):
             if reader.is_shared(v):
                 size = len(next(iter(weights.values())))
                 start[i] = jnp.broadcast_to(start[i], (size, *v.aval.shape))
-        for i, own in enumerate(is_own[last:]):
-            slices[i] = jnp.moveaxis(slices[i], 1, 0) if own else slices[i]
         sums = lax.scan(step, start, slices, **jaxprs.scan_options(eqn))[1]
     else:
         sums = step([], [])[1]
@@ -179,7 +150,7 @@ def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: 
 
 
 def pruned(function: Callable, *like: Any) -> tuple[Callable, int]:
-    """The same function without what its results do not need, in loops too, and the bytes that it holds."""
+    """A function without what its results do not need, in loops too, and the bytes that it holds."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
     live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))

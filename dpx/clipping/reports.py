@@ -1,4 +1,4 @@
-"""Says what a loss does that its sensitivity does not survive, or that its author has hardly meant."""
+"""Reports losses that may void their sensitivity, or that do what their author has hardly meant."""
 
 import contextlib
 import contextvars
@@ -12,7 +12,7 @@ from flax import nnx
 
 from dpx.clipping.params import Parameters
 
-# Fallbacks to per-example gradients of fewer elements than this are no matter.
+# A strict call may hold per-example gradients of fewer elements than this for want of a rule.
 LARGE = 2**16
 # The collections of Linen beside "params" that hold floating-point state, which no optimizer should move.
 _STATE = ("batch_stats", "cache", "intermediates", "losses", "perturbations", "spectral_stats")
@@ -28,8 +28,8 @@ class Call(NamedTuple):
 
     Attributes:
       strict: whether a report is an error.
-      private: the arrays of its batch, and those that the batch is a part of.
-      sizes: how many examples there are in each of the two.
+      private: the arrays of its batch, and those that the batch is taken from.
+      sizes: the numbers of examples in these arrays.
       parameters: the parameters.
     """
 
@@ -54,44 +54,44 @@ def _within(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
 
 
 def records(data: Any) -> contextlib.AbstractContextManager[None]:
-    """All batches within are taken from these arrays, which a loss must not read in any other way."""
+    """A context, in which all batches are taken from these arrays: a loss must not read them otherwise."""
     return _within(_RECORDS, jax.tree.leaves(data))
 
 
 def told() -> contextlib.AbstractContextManager[None]:
-    """Nothing is reported of calls within: all has been said, with better names for the parameters."""
+    """A context without reports: all has been said before, with better names for the parameters."""
     return _within(_TOLD, True)
 
 
 def of(
     strict: bool, batch: Any, size: int, parameters: Parameters
 ) -> contextlib.AbstractContextManager[None]:
-    """Everything that is traced within is the loss of this call."""
+    """A context in which the loss of this call is traced."""
     everything = _RECORDS.get()
     sizes = frozenset({size, *(len(leaf) for leaf in everything)} - {1})
-    found = Call(strict, [*jax.tree.leaves(batch), *everything], sizes, parameters)
-    return _within(_CALL, None if _TOLD.get() else found)
+    call = Call(strict, [*jax.tree.leaves(batch), *everything], sizes, parameters)
+    return _within(_CALL, None if _TOLD.get() else call)
 
 
 def call() -> Call | None:
-    """The call whose loss is being traced; None where nothing is to be said, as in `explain_clipping`."""
+    """The call whose loss is being traced; None where there are no reports, as in `explain_clipping`."""
     return _CALL.get()
 
 
 def report(message: str, strict: bool | None = None) -> None:
     """Warns, or raises ValueError where the call is strict."""
-    found = _CALL.get()
-    if strict or (strict is None and found is not None and found.strict):
+    current = _CALL.get()
+    if strict or (strict is None and current is not None and current.strict):
         raise ValueError(message)
     warnings.warn(message, ClippingWarning, stacklevel=2)
 
 
 def report_zero(zero: Sequence[bool]) -> None:
     """Reports the parameters of a call whose gradients are zero for every example: they would get noise."""
-    if (found := call()) is None or not any(zero):
+    if (current := call()) is None or not any(zero):
         return
-    names = [name for name, each in zip(found.parameters.paths, zero, strict=True) if each]
-    names = [name.removesuffix("/value") for name in names]
+    each = zip(current.parameters.paths, zero, strict=True)
+    names = [name.removesuffix("/value") for name, is_zero in each if is_zero]
     shown = [tuple(int(x) if x.isdecimal() else x for x in name.split("/")) for name in names]
     report(
         f"no gradient of loss_fn reaches {_listed(names)}: the loss does not use them, or only behind "
@@ -101,10 +101,10 @@ def report_zero(zero: Sequence[bool]) -> None:
 
 
 def check_rules(unruled: Sequence[Sequence[str]]) -> None:
-    """Raises ValueError where a strict call holds gradients of a large parameter because of primitives."""
-    if (found := call()) is None or not found.strict:
+    """Raises ValueError where a strict call holds a large parameter's gradients for want of these rules."""
+    if (current := call()) is None or not current.strict:
         return
-    paths, leaves = found.parameters.paths, found.parameters.leaves
+    paths, leaves = current.parameters.paths, current.parameters.leaves
     for path, leaf, names in zip(paths, leaves, unruled, strict=True):
         if names and leaf.size >= LARGE:
             raise ValueError(

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Axes longer than this are added up in chunks, so that n in γ_n is small. Shorter chunks would
-# gain little, because there are more of them, and make products of matrices slower.
+# Axes longer than twice this are added up in chunks, so that n in γ_n is small. Shorter chunks would gain
+# little, because there are more of them, and make products of matrices slower.
 CHUNK = 512
 
 
@@ -39,9 +39,9 @@ def gamma(roundings: int, dtype: Any) -> float:
 
 
 def in_products(places: int) -> int:
-    """The n of a weighted sum of products over so many places, in which a clip factor multiplies one factor.
+    """The n of a sum of products over so many places, one factor of which a clip factor multiplies.
 
-    On anything but a CPU that one may be replaced by the sum of two bfloat16 numbers, which is off by 2⁻¹⁸.
+    On anything but a CPU that factor may be the sum of two bfloat16 numbers, which is off by 2⁻¹⁸.
     """
     return places + 4 + (0 if jax.default_backend() == "cpu" else 32)
 
@@ -53,18 +53,14 @@ def chunked(size: int) -> int:
 
 
 def accumulator(dtype: Any) -> Any:
-    """Sums of bfloat16 or float16 gradients are float32: rounding belongs after the noise."""
+    """The type of sums of such gradients: float32 for narrower ones, as rounding belongs after the noise."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return jnp.dtype(jnp.float32)  # Of eight bits too, which JAX does not promote.
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:
-    """An upper bound on the exact sum of squares of the entries of `x`, exact to γ_n with a small n.
-
-    Each axis is added up on its own, long ones in chunks: the barriers keep a compiler from merging these
-    sums into a single one with a long running total.
-    """
+    """An upper bound on the exact sum of squares of the entries of `x`, exact to γ_n with a small n."""
     dtype = accumulator(x.dtype)
     total, roundings = added_up(jnp.square(x.astype(dtype)))
     # A square that is flushed, or of an operand that is, was below the smallest normal number.
@@ -72,7 +68,11 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
 
 
 def added_up(total: jax.Array) -> tuple[jax.Array, int]:
-    """The sum of all entries, one axis after the other, and the number of roundings on the way to a term."""
+    """The sum of all entries, and the number of roundings on the way to a term.
+
+    Each axis is added up on its own, long ones in chunks: the barriers keep a compiler from merging these
+    sums into a single one with a long running total.
+    """
     roundings = 0
     # XLA's compiler for CPUs copies an array to move an axis of length one.
     total = total.reshape([n for n in total.shape if n != 1])
@@ -89,17 +89,17 @@ def added_up(total: jax.Array) -> tuple[jax.Array, int]:
 
 
 def multiplies_in_tf32() -> bool:
-    """Whether products of float32 matrices are those of numbers rounded to TensorFloat-32, unless asked."""
+    """Whether products of float32 matrices round these to TensorFloat-32 by default."""
     return jax.default_backend() == "gpu"
 
 
 def to_tf32(x: jax.Array) -> jax.Array:
-    """float32 numbers rounded to the 11 bits that such a product keeps of them: it then rounds nothing."""
+    """float32 numbers rounded to the 11 bits of TensorFloat-32, so that such a product rounds nothing."""
     return lax.reduce_precision(x, 8, 10)
 
 
 def settled(tree: Any) -> Any:
-    """The same values, which norms and sums then see alike: none is computed again, rounded otherwise.
+    """The same values, computed once, so that norms and sums see the same numbers.
 
     A compiler may drop a cast to less than float32 and back, in one kernel and not in another, and it may
     drop barriers. So what is narrower than float32 is rounded by an operation of its own, which stays.
@@ -122,7 +122,7 @@ def settled(tree: Any) -> Any:
 class Sum(NamedTuple):
     """A running sum of trees of arrays whose rounding does not grow with their number.
 
-    A plain one in float32 errs by more than a clipped gradient once thousands of terms have been added: with
+    A plain sum in float32 errs by more than a clipped gradient once thousands of terms have been added: with
     records in a crafted order, removing one moves it by several thresholds. Here each addition to `high`
     keeps in `low` what it rounds off (TwoSum; Knuth, The Art of Computer Programming 2, §4.2.2), which is
     added at the end (Ogita, Rump and Oishi, Accurate sum and dot product, 2005, Proposition 4.5): the result

@@ -1,7 +1,6 @@
-"""What XLA's compiler for CPUs needs so that programs of this package are fast, on one CPU.
+"""Tricks by which XLA's compiler for CPUs makes programs of this package fast, on one CPU.
 
-Nothing here changes what is computed but for the order of additions. Each trick has a name, and is here for
-what it gains; `python -m experiments.bench.tuning` measures it again.
+They change nothing but the order of additions. `python -m experiments.bench.tuning` measures what each gains.
 
 - rows: what is held is summed as a product of matrices with two equal rows, which a library computes.
   Without it a step of GPT-2 with two blocks takes 1.07 times as long.
@@ -9,8 +8,8 @@ what it gains; `python -m experiments.bench.tuning` measures it again.
   Without it 24 blocks take 1.13 times as long to compile.
 - kept: what blocks under `jax.checkpoint` make is kept where the compiler drops their barriers. Without it
   six such blocks take 1.54 times as long and 2.31 times the memory.
-- ordered: convolutions get their axes in the order for which there is fast code. Without it
-  six of them, with features before places, take 8.3 times as long.
+- ordered: convolutions get their axes in the order for which there is fast code. Without it six of them,
+  whose features come before places, take 8.3 times as long.
 """
 
 from collections.abc import Callable
@@ -24,10 +23,10 @@ from jax.extend import core
 
 from dpx.clipping import jaxprs, meshes
 
-# What programs for one CPU use.
+# The tricks that programs for one CPU use.
 TRICKS = frozenset({"rows", "outlined", "kept", "ordered"})
-# Equations of a step that is outlined, those inside of others included: three blocks of a transformer, or one
-# long body of a scan.
+# The number of equations from which a step is outlined, those inside of others included: three blocks of a
+# transformer, or one long body of a scan.
 LONG = 1750
 
 
@@ -43,17 +42,17 @@ def keeps_blocks() -> bool:
 
 
 def by_rows(weights: jax.Array, held: jax.Array) -> jax.Array:
-    """Products of (B,) weights with (B, ...) numbers, added up over B: by a matrix with two equal rows."""
+    """The sum over B of (B,) weights times (B, ...) numbers, by a matrix with two equal rows of weights."""
     flat = held.reshape(len(held), -1)
     product = jnp.matmul(jnp.stack([weights] * 2), flat, precision=jax.lax.Precision.HIGHEST)
     return product[0].reshape(held.shape[1:])
 
 
 def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
-    """A function that takes longer to compile inside a loop, and the shapes that it returns.
+    """The same function, as a computation of its own if it is long, and the shapes that it returns.
 
-    XLA would else go through all of a long one again whenever it simplifies the loop, and hoist what it can
-    into the state of the loop. Short ones are compiled as quickly in place, and need less memory there.
+    Inside a loop XLA would go through all of a long function again whenever it simplifies the loop, and hoist
+    what it can into the loop's state. Short ones compile as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
     if not uses("outlined") or jaxprs.length(closed.jaxpr) < LONG:
@@ -61,30 +60,17 @@ def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
 
     def called(*arguments: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
-            found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(like), found)
+            results = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(like), results)
 
     return called, like
 
 
-def orders(eqn: Any) -> bool:
-    """Whether a convolution is computed by `ordered`. With features in groups the other code is faster."""
-    return uses("ordered") and eqn.params["feature_group_count"] == 1
-
-
 def ordered(eqn: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution with its axes in the order for which XLA has fast code.
-
-    It changes the order by itself only in the outermost computation of a program, not in loops.
-    """
+    """A convolution whose axes are in the order that XLA itself chooses, but not in loops."""
     of_x, of_kernel, of_result = eqn.params["dimension_numbers"]
     last = x.ndim - 1
-    # Batch first and features last; of a kernel, features in, then out.
     axes, of_features = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
-    numbers = lax.ConvDimensionNumbers(axes, of_features, axes)
-    x = x.transpose(of_x[0], *of_x[2:], of_x[1])
-    kernel = kernel.transpose(*of_kernel[2:], of_kernel[1], of_kernel[0])
-    result = lax.conv_general_dilated_p.bind(
-        x, kernel, **eqn.params | {"dimension_numbers": numbers}
-    )
-    return jnp.moveaxis(result, axes, of_result)
+    x, kernel = jnp.moveaxis(x, of_x, axes), jnp.moveaxis(kernel, of_kernel, of_features)
+    params = eqn.params | {"dimension_numbers": lax.ConvDimensionNumbers(axes, of_features, axes)}
+    return jnp.moveaxis(lax.conv_general_dilated_p.bind(x, kernel, **params), axes, of_result)

@@ -333,7 +333,7 @@ def fit(
     reports.report_state(params, wrt, computation.strict)
     with reports.of(computation.strict, examples, records, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
-        plan.program(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
+        plan.forms(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():
         computed = {
             "loss_fn": programs.of_loss(narrow, *given),

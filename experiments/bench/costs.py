@@ -123,7 +123,7 @@ def products(jaxpr: Any) -> float:
     """
     total = 0.0
     for eqn in jaxpr.eqns:
-        inner = [products(getattr(each, "jaxpr", each)) for each in jaxprs.inside(eqn)]
+        inner = [products(each.jaxpr) for each in jaxprs.inside(eqn)]
         if eqn.primitive.name == "dot_general":
             total += _product(eqn)
         elif eqn.primitive.name == "cond":

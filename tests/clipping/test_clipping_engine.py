@@ -38,9 +38,10 @@ def tied_params(vocabulary=13, width=8, seed=0):
 def rules_of(loss, params, *batch):
     """Parameter path -> (form, by factors or not, what it goes into, primitives without a rule)."""
     flat = clipping_params.flatten(params)
-    one, _ = losses.functions(loss, False, flat)({})
-    program = plan.program(plan.read(one, flat.leaves, batch))
-    each = zip(flat.paths, program.forms, program.uses, strict=True)
+    one, _ = losses.functions(loss, False, flat)
+    reader = plan.read(one, flat.leaves, batch)
+    uses = [plan.uses(reader, out) for out in reader.jaxpr.outvars[1:]]
+    each = zip(flat.paths, plan.forms(reader), uses, strict=True)
     return {
         path: (type(form), bool(form.products), [*uses], [*form.unruled])
         for path, form, uses in each

@@ -130,5 +130,5 @@ def test_only_a_mask_over_both_axes_has_no_rule():
         reader = plan.read(
             lambda p, example, loss=loss: loss(p[0], *example), [jnp.asarray(W)], (X,)
         )
-        (form,) = plan.program(reader).forms
+        (form,) = plan.forms(reader)
         assert bool(form.products) == (name != "masked"), name

@@ -114,5 +114,9 @@ def test_what_a_loss_closes_over_may_differ_between_devices(found):
     assert found["closed over"]["error"] < 1e-5
 
 
+def test_kernels_of_examples_own_are_convolved_rightly_where_the_batch_is_sharded(found):
+    assert max(found["own kernels"].values()) < 1e-4
+
+
 def test_values_that_differ_between_devices_are_not_released_with_one_noise(found):
     assert "add them up first" in found["unsummed"]

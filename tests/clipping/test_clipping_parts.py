@@ -173,7 +173,7 @@ def test_parts_that_blocks_make_are_made_again():
     loss, params, batch = rematerialised()
     leaves, tree = jax.tree.flatten(params)
     reader = plan.read(lambda p, e: loss(tree.unflatten(p), *e), leaves, batch)
-    _, *stacks = plan.program(reader, "two_pass").forms
+    _, *stacks = plan.forms(reader, "two_pass")
     for stack in stacks:
         assert isinstance(stack, Parts)
         assert [type(part) for *_, part in stack.parts] == [Within] * 3

@@ -89,7 +89,7 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     loss = LOSSES[name]
     reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
-    (form,) = plan.program(reader).forms
+    (form,) = plan.forms(reader)
     assert not form.unruled
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
     slack = 1e-2 if name == "convert_element_type" else 1e-4
@@ -177,7 +177,7 @@ def test_a_loop_adds_to_what_it_begins_with(monkeypatch, step, unruled):
         return ending(product(x, w))
 
     reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
-    assert [form.unruled for form in plan.program(reader).forms] == [unruled]
+    assert [form.unruled for form in plan.forms(reader)] == [unruled]
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
@@ -192,7 +192,7 @@ def test_a_rule_is_added_as_the_contributors_guide_says(monkeypatch):
 
     def unruled():
         reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
-        return [form.unruled for form in plan.program(reader).forms]
+        return [form.unruled for form in plan.forms(reader)]
 
     assert unruled() == [("cumsum",)]
     before = dict(RULES)

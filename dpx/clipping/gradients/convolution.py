@@ -1,8 +1,8 @@
 """Convolutions of two values of one example, as the gradient of a kernel is.
 
-An entry of the result at place s, of batch b and feature f, is the sum over entries w of the second value's
-window and over features c of x[b, c, s + w] · kernel[w, c, f]. As a gradient, s are few offsets within the
-kernel that is trained, and w are all positions.
+The result at place s, of batch b and feature f, is the sum over w and c of x[b, c, s + w] · kernel[w, c, f]:
+over entries of the window of the second value, and over features. Where it is the gradient of a kernel, there
+are few places, one for each entry of that kernel, and the window is as large as the image.
 """
 
 import itertools
@@ -23,7 +23,7 @@ class Convolution:
 
     Attributes:
       left, right: the labels of the factors.
-      axes: those of each axis of the result.
+      axes: the labels of each axis of the result.
       sizes: the length of each label.
     """
 
@@ -62,7 +62,7 @@ class Convolution:
         return kernel.reshape([self.sizes[a] for a in self.right])
 
     def _windows(self, x: jax.Array, first: int) -> jax.Array:
-        """x, padded and dilated; spatial axes from the first one on are two: of places, and of the window."""
+        """x, padded and dilated. From the first one on, a spatial axis is two: of places, of the window."""
         params, spatial = self._params, self._numbers.lhs_spec[2:]
         widths = [(0, 0, 0)] * x.ndim
         each = zip(spatial, params["padding"], params["lhs_dilation"], strict=True)
@@ -83,24 +83,22 @@ class Convolution:
         return x
 
     def evaluate(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """The result, one product of matrices after the other: for each place, with a part of x as it lies.
+        """The result, made of one product of matrices for each place, with a part of x as it lies.
 
         A batch of such convolutions would be one with a group for every example, which takes long. Patches of
         all places together would repeat each entry of x for as many places as it lies in.
         """
         strides, dilations = self._params["window_strides"], self._params["rhs_dilation"]
-        # Places along the last axes are taken together where their windows share no entry.
-        outer = len(self._places)
-        while (
-            outer
-            and self.sizes[self._places[outer - 1]] * strides[outer - 1] <= dilations[outer - 1]
+        # Places along the last axes, whose windows share no entry, are taken together.
+        outer = 0
+        for i, (place, stride, dilation) in enumerate(
+            zip(self._places, strides, dilations, strict=True)
         ):
-            outer -= 1
+            outer = i + 1 if self.sizes[place] * stride > dilation else outer
         places, inner = self._places[:outer], self.left[3 + 2 * outer :]
         value, kernel = self._windows(x, outer), self.grouped(kernel)
         mine = (*self._first, *self._window[:outer], *inner)
         made = [a for axis in self.axes for a in axis if a not in places]
-        number = {a: i for i, a in enumerate(self.sizes)}
         dtype = accumulator(jnp.promote_types(x.dtype, kernel.dtype))
 
         def product(at: Any) -> jax.Array:
@@ -111,15 +109,13 @@ class Convolution:
                 part = lax.slice_in_dim(part, 0, span, dilations[i], 2 + i)
             part = part.reshape([self.sizes[a] for a in mine])
             return jnp.einsum(
-                part, [number[a] for a in mine], kernel, [number[a] for a in self.right],
-                [number[a] for a in made],
+                part, mine, kernel, self.right, made,
                 preferred_element_type=dtype, precision=lax.Precision.HIGHEST,
             )  # fmt: skip
 
         counts = [self.sizes[a] for a in places]
         every = jnp.asarray(list(itertools.product(*map(range, counts))), jnp.int32)
-        found = lax.map(product, every) if outer else product(())
-        found = found.reshape(*counts, *(self.sizes[a] for a in made))
-        now = [*places, *made]
-        found = found.transpose([now.index(a) for axis in self.axes for a in axis])
-        return found.reshape(self._result.shape).astype(self._result.dtype)
+        products, now = lax.map(product, every) if outer else product(()), [*places, *made]
+        result = products.reshape([self.sizes[a] for a in now])
+        result = result.transpose([now.index(a) for axis in self.axes for a in axis])
+        return result.reshape(self._result.shape).astype(self._result.dtype)

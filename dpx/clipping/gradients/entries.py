@@ -1,7 +1,7 @@
-"""Gradients whose entries are moved along an axis, and those of tables that are looked up.
+"""Rules for gradients whose entries are moved along an axis, and for those of tables that are looked up.
 
-Of a look-up the left factor is a one-hot row, of which only the number is kept. Numbers of several axes count
-as one, over all of their entries.
+The left factor of a look-up is a one-hot row, of which only the number is kept. A look-up along several axes
+has one number, which counts all of their entries.
 """
 
 import math
@@ -46,7 +46,7 @@ def between_zeros(low: int, high: int, inner: int = 0) -> Callable[[Any, int], A
 
 
 def part(*cut: int) -> Callable[[Any, int], Any]:
-    """Leaves entries from a first one to a last one, in steps."""
+    """Keeps entries from a first one to a last one, in steps."""
     return lambda x, at: lax.slice_in_dim(x, *cut, axis=at)
 
 
@@ -71,26 +71,25 @@ def split(reader: Reader, eqn: Any, which: int) -> Terms | None:
 @rule("concatenate")
 def concatenate(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """Values one after the other: each between zeros."""
-    axis, found, low, shape = eqn.params["dimension"], [], 0, eqn.outvars[0].aval.shape
+    axis, terms, low, shape = eqn.params["dimension"], [], 0, eqn.outvars[0].aval.shape
     for operand in eqn.invars:
         after = low + operand.aval.shape[axis]
-        terms = moved(reader, operand, shape, {axis: between_zeros(low, shape[axis] - after)})
-        if terms is None:
+        own = moved(reader, operand, shape, {axis: between_zeros(low, shape[axis] - after)})
+        if own is None:
             return None
-        found, low = [*found, *terms], after
-    return found
+        terms, low = [*terms, *own], after
+    return terms
 
 
 def rows(name: str, places: Any, operand: Any, axis: int, shape: Sequence[int]) -> Terms:
     """Zeros but for rows along an axis, at these places: a look-up of them."""
-    (place,), axes, count = labels(1), labels(len(shape)), operand.aval.shape[axis]
-    right = Factor(operand, (*axes[:axis], place, *axes[axis + 1 :]))
-    sizes, of_result = (
-        dict(zip((*axes, place), (*shape, count), strict=True)),
-        tuple((a,) for a in axes),
+    (place,), axes = labels(1), labels(len(shape))
+    sizes = dict(zip((*axes, place), (*shape, operand.aval.shape[axis]), strict=True))
+    left, right = (
+        Factor(places, (place,)),
+        Factor(operand, (*axes[:axis], place, *axes[axis + 1 :])),
     )
-    left = Factor(places, (place,))
-    return [Outer(name, left, right, of_result, sizes, indexed=(axes[axis],))]
+    return [Outer(name, left, right, tuple((a,) for a in axes), sizes, indexed=(axes[axis],))]
 
 
 @rule("dynamic_update_slice")
@@ -103,7 +102,7 @@ def dynamic_update_slice(reader: Reader, eqn: Any, which: int) -> Terms | None:
     (axis,), count = cut, operand.aval.shape[cut[0]]
 
     def numbers(start: Any) -> Any:
-        """What is cut out of the numbers of all rows: a start beyond the last place is moved back."""
+        """The numbers of the rows: a start beyond the last possible one is moved back."""
         every = jnp.arange(shape[axis], dtype=jnp.int32)
         return lax.dynamic_slice(every, (start,), (count,), allow_negative_indices=False)
 
@@ -131,9 +130,9 @@ def pad(reader: Reader, eqn: Any, which: int) -> Terms | None:
 
 @rule("scatter-add", "scatter_add")
 def scatter_add(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """What a look-up of rows becomes: rows added up where indices say, of one axis or of several.
+    """Rows added up at indices along one axis or several: the derivative of a look-up.
 
-    The look-up itself, in a table of the numbers of its rows, says which these are.
+    The numbers of the rows are what the same look-up finds in a table of all numbers.
     """
     whole, index, update = eqn.invars
     numbers, table = eqn.params["dimension_numbers"], whole.aval.shape
@@ -148,9 +147,8 @@ def scatter_add(reader: Reader, eqn: Any, which: int) -> Terms | None:
     cut = sorted(i for i in named if len(named) == 1 or spans[i] != table[i])
     taken = [i for i in range(len(table)) if i not in (*cut, *batching)]
     count = math.prod(table[i] for i in cut)
-    if not cut or any(spans[i] != 1 for i in cut) or any(spans[i] != table[i] for i in taken):
-        return None
-    if count >= 2**31:
+    is_cut = all(spans[i] == 1 for i in cut) and all(spans[i] == table[i] for i in taken)
+    if not cut or not is_cut or count >= 2**31:
         return None
     clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
     mode = lax.GatherScatterMode.CLIP if clips else lax.GatherScatterMode.FILL_OR_DROP
@@ -167,8 +165,8 @@ def scatter_add(reader: Reader, eqn: Any, which: int) -> Terms | None:
         rows = rows.reshape([n if i in cut else 1 for i, n in enumerate(table)])
         rows = jnp.broadcast_to(rows, [1 if i in taken else n for i, n in enumerate(table)])
         ones = [1] * len(table)
-        found = lax.gather(rows, indices, look_up, ones, mode=mode, fill_value=count)
-        return found.reshape(indices.shape[:-1])
+        looked_up = lax.gather(rows, indices, look_up, ones, mode=mode, fill_value=count)
+        return looked_up.reshape(indices.shape[:-1])
 
     places, axes = labels(index.aval.ndim - 1), [*labels(len(table))]
     for axis, i in zip(batching, numbers.scatter_indices_batching_dims, strict=True):

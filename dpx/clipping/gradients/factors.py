@@ -24,8 +24,8 @@ class Factors(Form):
     """A sum of outer products, each axis of which has one label.
 
     Attributes:
-      terms: the products. The left factor runs over the rows of the layout, the right one over its columns.
-      layout: the split of the parameter's axes.
+      terms: the products. Left factors run over the rows of the layout, right ones over its columns.
+      layout: the split of the parameter's axes into blocks, rows and columns.
     """
 
     terms: tuple[Outer, ...]
@@ -39,17 +39,17 @@ class Factors(Form):
 
     @property
     def elements(self) -> int:
-        """Numbers in all factors of one example."""
+        """The number of elements of all factors of one example."""
         return sum(term.elements for term in self.terms)
 
     @property
     def places(self) -> int:
-        """Products that are added up, over positions of all terms."""
+        """The number of products that are added up: the positions of all terms."""
         return sum(term.count(term.places) for term in self.terms)
 
     @property
     def gram_flops(self) -> int:
-        """Floating-point operations of the Gram matrices of one example."""
+        """The floating-point operations of the Gram matrices of one example."""
         blocks, rows, columns = self.layout.sizes()
         flops = 0
         for s, t in itertools.combinations_with_replacement(self.terms, 2):
@@ -83,7 +83,7 @@ class Factors(Form):
         return weighted_sum(self.layout, pairs, weights).reshape(shape)
 
     def gradient(self, *values: jax.Array) -> jax.Array:
-        """That of one example, from what it needs."""
+        """The gradient of one example, from the values that it needs."""
         batch = Values(zip(self.needs, (x[None] for x in values), strict=True))
         return self.weighted_sum(batch, jnp.ones(1), self.layout.shape)
 
@@ -107,32 +107,28 @@ def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | Non
     """Outer products as one form; None if they split axes into rows and columns in different ways."""
     if (refined := _refined(terms, shape)) is None:
         return None
-    found = [new for term in terms if (new := term.reshaped(refined, reader))]
-    if len(found) < len(terms):
+    reshaped = [new for term in terms if (new := term.reshaped(refined, reader))]
+    if len(reshaped) < len(terms):
         return None
-    kinds = _kinds(next((term for term in found if term.indexed), found[0]))
-    blocks, rows, columns = (
-        tuple(i for i, k in enumerate(kinds) if k == kind) for kind in (3, 1, 2)
-    )
+    kinds = _kinds(next((term for term in reshaped if term.indexed), reshaped[0]))
+    each = ([i for i, k in enumerate(kinds) if k == kind] for kind in (3, 1, 2))
+    blocks, rows, columns = map(tuple, each)
     made, fast = [], []
-    for term in found:
+    for term in reshaped:
         if _kinds(term) != kinds and not term.indexed:
             term = term._replace(left=term.right, right=term.left)
         # A label may still be one that both factors have only in a part.
         if _kinds(term) != kinds:
             return None
         counted = [a for a in term.indexed if term.sizes[a] > 1]
-        if counted and counted != [
-            term.axes[i][0] for i in rows
-        ]:  # In another order than they lie in.
+        if counted and counted != [term.axes[i][0] for i in rows]:  # They count in another order.
             return None
         number = term.gain
         if number != 1:
             value = reader.make(lambda x, number=number: x * number, term.right.value)
             term = term._replace(right=term.right._replace(value=value), gain=1.0)
         # Whether the program itself rounds the factors to TensorFloat-32.
-        types = {f.value.aval.dtype for f in term.factors}
-        is_float = types == {jnp.dtype(jnp.float32)}
+        is_float = all(f.value.aval.dtype == jnp.float32 for f in term.factors)
         fast.append(multiplies_in_tf32() and not term.exact and is_float)
         if fast[-1]:
             left, right = (f._replace(value=reader.make(to_tf32, f.value)) for f in term.factors)
@@ -142,7 +138,7 @@ def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | Non
 
 
 def _refined(terms: Terms, shape: Sequence[int]) -> list[int] | None:
-    """The shape in which each axis has one label of every term, or is a part of one."""
+    """The shape in which each axis is one label, or a part of one, in every term; None if there is none."""
     refined = []
     for i, size in enumerate(shape):
         cuts = {1, size}
@@ -158,7 +154,7 @@ def _refined(terms: Terms, shape: Sequence[int]) -> list[int] | None:
 
 
 def _kinds(term: Outer) -> list[int]:
-    """For each axis of the result 1, 2 or 3: its label is the left factor's, the right one's, or of both.
+    """For each axis of the result, whose label it is: 1 for the left factor, 2 for the right one, 3 for both.
 
     It is 0 for an axis of length one.
     """
@@ -193,8 +189,8 @@ def weighted_sum(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> j
 def _products(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     """Sums outer products over examples and positions: (B, K, P, R), (B, K, P, C) -> (K, R, C).
 
-    Matrix units multiply numbers of 8 or 11 bits exactly, several times as fast as float32 ones. So where
-    `b` has no more, `a` in float32 is replaced by the sum of two such numbers (`rounding.in_products`).
+    Matrix units multiply numbers of 8 or 11 bits exactly, several times as fast as float32 ones. So where `b`
+    has no more bits, `a` in float32 is replaced by the sum of two such numbers (`rounding.in_products`).
     """
     is_bfloat16 = (a.dtype, b.dtype) == (jnp.float32, jnp.bfloat16)
     if jax.default_backend() == "cpu" or not (is_bfloat16 or fast):

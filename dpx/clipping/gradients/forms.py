@@ -1,6 +1,6 @@
 """The forms that the gradient of a parameter has. Each knows its norm, and its sum over a batch.
 
-- `Form`: nothing, for every example.
+- `Form`: zero, for every example.
 - `Held`: the gradient of one example itself.
 - `Factors` (`dpx.clipping.gradients.factors`): a sum of outer products, never added up for one example.
 - `Parts`: zeros but for parts that do not overlap, each of which has a form of its own.
@@ -21,18 +21,18 @@ from dpx.clipping import xla_cpu
 from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
 
-# Entries of a held gradient up to which it is normed as one array with others.
+# The number of entries up to which a held gradient is normed as one array with others.
 SHORT = 1024
 
 
 class Form:
-    """What is to be known of a gradient. This one is zero for every example.
+    """The form of a gradient. This one is zero for every example.
 
     Attributes:
       needs: the values that it is made of.
-      again: what is made again for the sum.
-      products: what of it is kept as factors.
-      unruled: the primitives because of which it is no sum of outer products, where it is held for that.
+      again: the forms `Within` in it, which are made again for the sum.
+      products: the forms `Factors` in it.
+      unruled: the primitives that have no rule, where it is held for that reason.
     """
 
     needs: Any = ()
@@ -41,7 +41,7 @@ class Form:
     unruled: tuple[str, ...] = ()
 
     def squared_norm(self, values: Values) -> jax.Array:
-        """An upper bound on its square for one example, rounding of what is added to the sum included."""
+        """An upper bound on its squared norm for one example, with what its share of the sum rounds."""
         return jnp.zeros(())
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -49,7 +49,7 @@ class Form:
         return jnp.zeros(shape, weights.dtype)
 
     def rounding(self, size: int, dtype: Any) -> float:
-        """How far the sum over `size` examples is off at most, over the sum of their thresholds.
+        """A bound on the error of the sum over `size` examples, over the sum of their thresholds.
 
         The sum of n terms in any order errs by γ_n times the sum of their lengths.
         """
@@ -82,8 +82,8 @@ class Parts(Form):
     """Zeros but for parts along one axis.
 
     Attributes:
-      axis: of the parameter.
-      parts: for each, in order, where it begins, its length, and its form.
+      axis: the axis of the parameter.
+      parts: of each part, in order, where it begins, its length, and its form.
     """
 
     axis: int
@@ -101,14 +101,12 @@ class Parts(Form):
         return total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        before, after, found, at = shape[: self.axis], shape[self.axis + 1 :], [], 0
+        before, after, sums, at = shape[: self.axis], shape[self.axis + 1 :], [], 0
         for first, length, form in (*self.parts, (shape[self.axis], 0, Form())):
-            for low, high, each in ((at, first, Form()), (first, first + length, form)):
-                if high > low:
-                    own = (*before, high - low, *after)
-                    found.append(each.weighted_sum(values, weights, own))
+            for size, each in ((first - at, Form()), (length, form)):
+                sums.append(each.weighted_sum(values, weights, (*before, size, *after)))
             at = first + length
-        return jnp.concatenate(found, self.axis)
+        return jnp.concatenate(sums, self.axis)
 
     def rounding(self, size: int, dtype: Any) -> float:
         return max(form.rounding(size, dtype) for *_, form in self.parts)
@@ -120,10 +118,10 @@ class Within(Form):
 
     Attributes:
       norm: the squared norm that the block hands out, one for each iteration of loops around it.
-      eqn: the block, or the loop around it.
-      which: the result of the block, or the loop, that the gradient is.
-      sums: the form of this result within, by which it is added up.
-      moves: equations that rearrange it.
+      eqn: the equation of the block, or of the loop around it.
+      which: the number of the equation's result that the gradient is.
+      sums: the form of this result within the equation, by which it is added up.
+      moves: the equations that rearrange the result.
     """
 
     norm: Any
@@ -140,11 +138,11 @@ class Within(Form):
         return total(values[self.norm])
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """What the block has made stands under this form among the values."""
+        """The sum itself is among the values, under this form, once the block has made it."""
         return values[self].reshape(shape)
 
     def rounding(self, size: int, dtype: Any) -> float:
-        """Of what is made again for the sum nothing is known."""
+        """Nothing is known of how a gradient that is made again rounds."""
         return math.inf
 
 
@@ -154,21 +152,21 @@ def total(parts: jax.Array) -> jax.Array:
 
 
 def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, list[Any]]]:
-    """All forms, with their groups. Short gradients that are held are normed together.
+    """All forms, each with its group. Short held gradients of a group are one entry, to be normed together.
 
     A deep model has many, and each costs kernels. Several devices would have to exchange them.
     """
-    found: dict[Any, list[Any]] = {}
+    joined: dict[Any, list[Any]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
         kind: Any = k
         if isinstance(form, Held) and 0 < form.value.aval.size <= SHORT and jax.device_count() == 1:
             kind = accumulator(form.value.aval.dtype)
-        found.setdefault((group, kind), []).append(form)
-    return [(group, each) for (group, _), each in found.items()]
+        joined.setdefault((group, kind), []).append(form)
+    return [(group, each) for (group, _), each in joined.items()]
 
 
 def squared_norm(forms: Sequence[Any], values: Values) -> jax.Array:
-    """That of one gradient, or of several that are normed together."""
+    """The squared norm of one gradient, or of several that are normed together."""
     if len(forms) == 1:
         return forms[0].squared_norm(values)
     flat = [values[form.value].astype(accumulator(form.value.aval.dtype)).ravel() for form in forms]

@@ -1,16 +1,15 @@
 """Norms of gradients that are kept as factors, from inner products of the factors' rows.
 
-All terms of a gradient agree on which axes of the parameter are blocks k, rows r and columns c. Then it is,
-over all terms and positions p, and without ever being built,
+All terms of a gradient agree on which axes of the parameter are blocks k, rows r and columns c. Over all
+terms s, t and positions p, q, the gradient, which is never built, and its norm are
 
-    g[k, r, c] = sum_p rows[k, p, r] · columns[k, p, c],
+    g[k, r, c] = sum_{s, p} rows_s[k, p, r] · columns_s[k, p, c],
 
-    ‖g‖² = sum over pairs of uses (s, t) of
-             sum_{k, p, q} ⟨rows_s[k, p], rows_t[k, q]⟩ · ⟨columns_s[k, p], columns_t[k, q]⟩.
+    ‖g‖² = sum_{s, t} sum_{k, p, q} ⟨rows_s[k, p], rows_t[k, q]⟩ · ⟨columns_s[k, p], columns_t[k, q]⟩.
 
 Goodfellow's trick (arXiv:1510.01799) is the case of one position, ghost clipping (Li et al.,
-arXiv:2110.05679) that of one use, and Phantom Clipping that of an embedding tied to the output
-head: the pair of a look-up, whose rows are one-hot, with a matrix product.
+arXiv:2110.05679) that of one term, and Phantom Clipping that of an embedding tied to the output head: the
+pair of a look-up, whose rows are one-hot, with a product of matrices.
 """
 
 import functools
@@ -25,14 +24,14 @@ from jax import lax
 from dpx.clipping import meshes, rounding
 from dpx.clipping.rounding import CHUNK, accumulator
 
-# No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
-# what an example can add to the rounding of a sum over many.
+# No norm is taken for less than this part of the length that its terms would have if none cancelled. That
+# bounds what an example can add to the rounding of a sum over many.
 FLOOR = 2.0**-6
-# Products over this many chunks of an axis are written out; beyond it they run in a loop.
+# The number of chunks of an axis up to which products are written out; more run in a loop.
 UNROLLED = 4
-# Chunks that a step of that loop takes, but on a CPU.
+# The number of chunks that a step of that loop takes, but on a CPU.
 TOGETHER = 8
-# Above what second-order terms, and rounding while the bounds are computed, can add to them.
+# A factor above what second-order terms, and rounding while bounds are computed, can add to them.
 SLACK = 1.02
 
 
@@ -65,8 +64,7 @@ class Layout(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The factors of one term for one example: rows (K, P, R), or indices (K, P); columns
-    (K, P, C)."""
+    """The factors of one term for one example: rows (K, P, R), or indices (K, P), and columns (K, P, C)."""
 
     rows: jax.Array
     columns: jax.Array
@@ -74,24 +72,7 @@ class Pair(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)  # Traced once for all parameters that are alike.
 def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
-    """An upper bound on ‖g‖² of one example, rounding included."""
-    return bounded(shared, products(shared, pairs))
-
-
-def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tuple]:
-    """Inner products of rows, and of columns: (K, P, Q) for each pair of uses s >= t, bools if one-hot."""
-    _, rows, columns = shared.sizes()
-    found = {}
-    for s, one in enumerate(pairs):
-        for t, other in enumerate(pairs[: s + 1]):
-            fast = shared.fast[s] and shared.fast[t]
-            each = zip(one, other, (rows, columns), strict=True)
-            found[s, t] = tuple(_inner(a, b, size, fast) for a, b, size in each)
-    return found
-
-
-def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
-    """An upper bound on ‖g‖², rounding of its products, and of what is added up of g, included.
+    """An upper bound on ‖g‖² of one example, with the rounding of its products, and of what is added up of g.
 
     A computed inner product L of rows α and α' over R entries lies within γ_n·‖α‖·‖α'‖ of the exact one,
     n = `rounding.chunked(R)`: about 512 + R/512. So each product L·M of inner products is replaced by
@@ -105,20 +86,22 @@ def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
     positions and a clip factor w, what is added to the sum is off from w·g by at most w·γ_{P+4}·√Λ. So this
     is added to the norm, and a contribution that is computed in float32 is never longer than w times it.
     """
-    # XLA's compiler for CPUs copies an array to move an axis of length one.
-    found = {at: tuple(x[0] if len(x) == 1 else x for x in both) for at, both in found.items()}
+    _, *sizes = shared.sizes()
     total, all_lengths, roundings = jnp.float32(0), jnp.float32(0), rounding.in_products(0)
-    uses: list[tuple[jax.Array | None, jax.Array]] = []
-    for (s, t), (left, right) in found.items():
+    scaled: list[tuple[Any, Any]] = []  # By term: what `lengths` says of rows, and of columns.
+    # A term's pair with itself comes first: it tells the lengths of the term's rows.
+    numbers = [(s, t) for s in range(len(pairs)) for t in reversed(range(s + 1))]
+    for s, t in numbers:
+        each = zip(pairs[s], pairs[t], sizes, strict=True)
+        both = (_inner(a, b, size, shared.fast[s] and shared.fast[t]) for a, b, size in each)
+        # XLA's compiler for CPUs copies an array to move an axis of length one.
+        left, right = (x[0] if len(x) == 1 else x for x in both)
         if s == t:
-            _, *sizes = shared.sizes()
             (rows, of_rows), (columns, of_columns) = map(lengths, (left, right), sizes)
-            # Inner products with one-hot rows are exact.
-            uses.append((None if left.dtype == bool else of_rows * rows, of_columns * columns))
+            scaled.append((of_rows, of_columns))
             all_lengths += jnp.sum(rows * columns, axis=-1)
             roundings += columns.shape[-1] + 1
-    for (s, t), (left, right) in found.items():
-        bounds = terms(left, right, uses[s], uses[t], len(found))
+        bounds = terms(left, right, scaled[s], scaled[t], len(numbers))
         total += (1 if s == t else 2) * rounding.added_up(bounds)[0]
     length = SLACK * jnp.sqrt(jnp.sum(jnp.square(all_lengths)))
     # `maximum` passes NaN on.
@@ -127,7 +110,7 @@ def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
 
 
 def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
-    """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
+    """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows; of two it is bools."""
     if a.ndim == b.ndim == 3:
         return _gram(a, b, fast)
     if a.ndim == b.ndim == 2:
@@ -177,14 +160,14 @@ def product(formula: str, a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     return jnp.einsum(formula, a, b, preferred_element_type=dtype, precision=precision)
 
 
-def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, Any]:
-    """Upper bounds of lengths of rows (..., P), and the root of γ_n for the n roundings of inner products.
+def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, jax.Array | None]:
+    """Upper bounds of the lengths of rows (..., P), and these times √γ_n, or None if the rows are one-hot.
 
     They come from the Gram matrix (..., P, P) of rows of `size` entries, of bools if rows are one-hot. An
-    inner product of rows p and q errs by at most γ_n times their lengths.
+    inner product of rows p and q errs by at most γ_n times their lengths, and not at all of one-hot ones.
     """
     if gram.dtype == bool:
-        return jnp.ones(gram.shape[:-1]), 0.0
+        return jnp.ones(gram.shape[:-1]), None
     root = math.sqrt(rounding.gamma(rounding.chunked(size), gram.dtype))
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
     *leading, count, _ = gram.shape
@@ -192,7 +175,8 @@ def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, Any]:
     # Of n products and sums that are flushed, each is off by no more than 4·tiny. That is spread over the
     # lengths of rows; the terms between it and the rows are those of flushed operands.
     flushed = math.sqrt(4 * size * rounding.tiny(gram.dtype)) / root
-    return jnp.sqrt(SLACK * squares) + flushed, root
+    bounds = jnp.sqrt(SLACK * squares) + flushed
+    return bounds, root * bounds
 
 
 def terms(
@@ -201,7 +185,7 @@ def terms(
     """Upper bounds of the exact left[..., p, q]·right[..., p, q], from computed inner products.
 
     Those of rows err by at most s[0][..., p]·t[0][..., q], not at all if either is None, and those of columns
-    by s[1][..., p]·t[1][..., q]. The terms of a parameter may be added up over all `pairs` of its uses.
+    by s[1][..., p]·t[1][..., q]. The bounds may be added up over so many pairs of terms.
     """
     left = left.astype(right.dtype)
     products = left * right

@@ -29,7 +29,7 @@ def labels(count: int) -> tuple[int, ...]:
 
 
 class Factor(NamedTuple):
-    """A value that is handed out for every example, and the label of each of its axes."""
+    """A value of one example, and the label of each of its axes."""
 
     value: Any
     axes: tuple[int, ...]
@@ -39,16 +39,17 @@ class Outer(NamedTuple):
     """A sum of outer products.
 
     Attributes:
-      name: what the parameter went into, for people.
+      name: the primitive that the parameter went into, for people.
       left, right: the factors.
       axes: for each axis of the result, its labels.
       sizes: the length of each label.
-      gain: what the result is multiplied by.
-      indexed: labels of the result; the left factor's integers count their entries, the last label fastest.
-        It is then one-hot along these: a look-up. An integer that is no entry stands for a row of zeros.
+      gain: the number that the result is multiplied by.
+      indexed: labels of the result along which the left factor is one-hot, as in a look-up. It then holds
+        integers, which count the entries of these labels, the last label fastest. An integer that is no entry
+        stands for a row of zeros.
       exact: whether the program asked for its product at the highest precision.
-      detour: how many elements its factors may have for the gradient of one example to be made from them
-        rather than as the program makes it, which is by way of something larger.
+      detour: the number of elements of its factors up to which a gradient that is held is made from them. The
+        program itself makes it by way of something larger.
     """
 
     name: str
@@ -63,12 +64,12 @@ class Outer(NamedTuple):
 
     @property
     def factors(self) -> tuple[Factor, Factor]:
-        """Both, the left one first."""
+        """Both factors, the left one first."""
         return self.left, self.right
 
     @property
     def elements(self) -> int:
-        """Numbers in both factors of one example."""
+        """The number of elements of both factors."""
         return sum(self.count(f.axes) for f in self.factors)
 
     @property
@@ -83,11 +84,11 @@ class Outer(NamedTuple):
         return label in (*self.left.axes, *self.indexed), label in self.right.axes
 
     def count(self, labels: Iterable[int]) -> int:
-        """The product of their lengths."""
+        """The product of the lengths of labels."""
         return math.prod(self.sizes[a] for a in labels)
 
     def on_factors(self, label: int, by: Sequence[int], function: Callable, reader: Any) -> "Outer":
-        """The same after a function along a label, which has others then, in each factor that has it."""
+        """The same after a function of (array, axis) along a label of its factors, which others replace."""
 
         def changed(factor: Factor) -> Factor:
             if label not in factor.axes:
@@ -120,7 +121,7 @@ class Outer(NamedTuple):
         return term._replace(axes=tuple(axes)) if not atoms else None
 
     def split(self, label: int, length: int, reader: Any) -> tuple["Outer", tuple[int, ...]]:
-        """The same with two labels in the place of one, the first of this length."""
+        """The same with two labels in place of one, the first of them of this length."""
         both, lengths = labels(2), (length, self.sizes[label] // length)
 
         def apart(x: Any, at: int) -> Any:
@@ -137,14 +138,14 @@ class Outer(NamedTuple):
     def along(
         self, axis: int, size: int, function: Callable, reader: Any, moves: bool = False
     ) -> "Outer | None":
-        """The result after a function of (array, axis) along one axis, such as a slice, of a new size.
+        """The result after a function of (array, axis), such as a slice, along an axis of then a new size.
 
         `moves` is whether it only moves entries, leaves some out, or puts zeros between them.
         """
-        found = [a for a in self.axes[axis] if self.sizes[a] > 1]
-        if len(found) != 1:
+        long = [a for a in self.axes[axis] if self.sizes[a] > 1]
+        if len(long) != 1:
             return None
-        (old,), (new,) = found, labels(1)
+        (old,), (new,) = long, labels(1)
         term = self._replace(
             sizes=self.sizes | {new: size},
             axes=tuple((new,) if i == axis else a for i, a in enumerate(self.axes)),
@@ -153,14 +154,14 @@ class Outer(NamedTuple):
             return term.on_factors(old, (new,), function, reader)
         if not moves or self.indexed != (old,):
             return None
-        with jax.ensure_compile_time_eval():  # Which entry each was, from one on; zero for zeros.
+        with (
+            jax.ensure_compile_time_eval()
+        ):  # The old number of each entry, from one on; zero for zeros.
             places = np.asarray(function(jnp.arange(1, self.sizes[old] + 1), 0))
         moved = np.full(self.sizes[old] + 1, size, np.int32)
         moved[places[places > 0] - 1] = np.flatnonzero(places)
-        left = self.left._replace(
-            value=reader.make(lambda i: jnp.asarray(moved)[i], self.left.value)
-        )
-        return term._replace(left=left, indexed=(new,))
+        numbers = reader.make(lambda i: jnp.asarray(moved)[i], self.left.value)
+        return term._replace(left=self.left._replace(value=numbers), indexed=(new,))
 
     def without(self, axis: int, reader: Any) -> "Outer | None":
         """The result added up along an axis."""
@@ -178,19 +179,18 @@ class Outer(NamedTuple):
 
     def times(
         self, value: Any, axes: Sequence[tuple[int, ...]], reader: Any, new: dict[int, int] | None = None,
-        summed: Iterable[int] = (), precision: Any = None,
+        summed: Iterable[int] = (), precision: Any = lax.Precision.HIGHEST,
     ) -> "Outer | None":  # fmt: skip
         """The result times an array, whose axes have these labels; None if no factor has them all.
 
-        With `new` labels, of these sizes, it is a product of matrices. It is added up over the `summed`
-        labels, which one factor has to have, and the other must not.
+        With `new` labels, of these sizes, it is a product of matrices, added up over the `summed` labels,
+        which one factor has to have, and the other must not.
         """
         sizes = self.sizes | (new or {})
         mine = [a for axis in axes for a in axis if sizes[a] > 1]
-        old = [a for a in mine if a in self.sizes]
         inner = {a for a in summed if sizes[a] > 1}
         both = [
-            all(a in f.axes for a in (old if new is None else inner))
+            inner.union(mine if new is None else ()).issubset(f.axes)
             and inner.isdisjoint(other.axes)
             for f, other in (self.factors, self.factors[::-1])
         ]
@@ -202,25 +202,17 @@ class Outer(NamedTuple):
         left, right = (self.count(f.axes) for f in self.factors)
         which = int(both[1] and (not both[0] or right <= left))
         factor, shape = self.factors[which], [sizes[a] for a in mine]
-        if new is None:
-            order = sorted(range(len(mine)), key=lambda i: factor.axes.index(mine[i]))
-            full = [sizes[a] if a in mine else 1 for a in factor.axes]
-            of_result = factor.axes
+        of_result = (
+            *(a for a in factor.axes if a not in inner),
+            *(a for a in mine if a not in factor.axes),
+        )
 
-            def times(x: Any, y: Any) -> Any:
-                return x * y.reshape(shape).transpose(order).reshape(full).astype(x.dtype)
-        else:
-            parts = inner, [a for a in old if a in factor.axes and a not in inner]
-            places: Any = [
-                [[of.index(a) for a in part] for of in (factor.axes, mine)] for part in parts
-            ]
-            rest = (a for a in factor.axes if a not in old)
-            of_result = (*parts[1], *rest, *(a for a in mine if a not in factor.axes))
+        def times(x: Any, y: Any) -> Any:
+            dtype = jnp.promote_types(x.dtype, y.dtype)
+            x, y, wide = x.astype(dtype), y.reshape(shape).astype(dtype), accumulator(dtype)
+            return jnp.einsum(
+                x, factor.axes, y, mine, of_result, precision=precision, preferred_element_type=wide,
+            )  # fmt: skip
 
-            def times(x: Any, y: Any) -> Any:
-                dtype = jnp.promote_types(x.dtype, y.dtype)
-                x, y, wide = x.astype(dtype), y.reshape(shape).astype(dtype), accumulator(dtype)
-                return lax.dot_general(x, y, places, precision, preferred_element_type=wide)
-
-        factor = Factor(reader.make(times, factor.value, value), of_result)
-        return self._replace(**{("left", "right")[which]: factor}, sizes=sizes)
+        changed = Factor(reader.make(times, factor.value, value), of_result)
+        return self._replace(**{("left", "right")[which]: changed}, sizes=sizes)

@@ -1,8 +1,8 @@
 """Chooses, from shapes alone, the form of every gradient."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,44 +16,25 @@ from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, settled
 
-# A per-example gradient is held unless its factors have fewer elements by this much: held, it needs no second
-# product for the clipped sum. Those of tables, nearly all zeros, are held only if they are the smaller ones.
+# A per-example gradient is held unless it has more elements than its factors by this much: held, it needs no
+# second product for the clipped sum. That of a table, nearly all zeros, is held only if it is smaller.
 FAVOR_GRADIENT = 1.5
 FAVOR_TABLE = 1.0
-# Equations that a gradient passes on its way out of a block, and that do not change its norm, if they have as
-# many results as operands.
+# Primitives that a gradient may pass on its way out of a block: they change no norm while the size stays.
 MOVES = (
     "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
     *jaxprs.PLAIN,
 )  # fmt: skip
-# What is evaluated again for sums: rematerialised blocks, and loops of them.
+# Primitives that are evaluated again for sums: rematerialised blocks, and loops of them.
 BLOCKS = ("scan", *jaxprs.REMAT)
 
 METHODS = ("auto", "one_pass", "two_pass", "vmap")
 
 
-class Program(NamedTuple):
-    """The gradients of one example's loss, traced and read.
+def read(loss: Callable, leaves: Sequence[Any], batch: Any, vectorised: bool = True) -> Reader:
+    """Traces and reads a program of (leaves, one example) that returns the loss and its gradients.
 
-    Attributes:
-      reader: of the program that computes them: (parameters, example) -> loss, gradients.
-      loss: the value of the loss.
-      forms: that of each parameter's gradient.
-      uses: for each parameter, what it goes into, as far as its gradient says so.
-    """
-
-    reader: Reader
-    loss: Any
-    forms: list[Form]
-    uses: list[tuple[str, ...]]
-
-
-def read(
-    loss: losses.Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
-) -> Reader:
-    """Traces and reads the program that computes the loss of one example, and its gradients.
-
-    Of `batch` only shapes matter. `vectorised` is whether the program will be, over more than one example.
+    Of `batch` only shapes matter. `vectorised` is whether several examples at once will be run.
 
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
@@ -67,52 +48,51 @@ def read(
     return reader
 
 
-def program(reader: Reader, method: str = "one_pass") -> Program:
-    """What a reader says of its gradients, for one of the `METHODS` of `dpx.clipped_grad`.
+def forms(reader: Reader, method: str = "one_pass") -> list[Form]:
+    """The form of each parameter's gradient, for one of the `METHODS` of `dpx.clipped_grad`.
 
     Raises:
       ValueError: in a strict call, for what `reports` says.
     """
-    loss, *outs = reader.jaxpr.outvars
-    # The primitives that are evaluated again for the sum, where they can hand out norms.
-    blocks = ("scan",) if method == "auto" and xla_cpu.keeps_blocks() else BLOCKS
-    blocks = () if method == "one_pass" else blocks
-    is_held = method == "vmap"
-    forms = [Held(reader.value(out)) if is_held else form(reader, out, blocks) for out in outs]
-    reports.check_rules([form.unruled for form in forms])
-    return Program(reader, reader.value(loss), forms, [_uses(reader, out) for out in outs])
+    outs = reader.jaxpr.outvars[1:]
+    blocks = {"auto": ("scan",) if xla_cpu.keeps_blocks() else BLOCKS, "two_pass": BLOCKS}
+    if method == "vmap":
+        chosen: list[Form] = [Held(reader.value(out)) for out in outs]
+    else:
+        chosen = [form(reader, out, blocks.get(method, ())) for out in outs]
+    reports.check_rules([each.unruled for each in chosen])
+    return chosen
 
 
-def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
-    """What a parameter goes into, as far as its gradient says so."""
+def uses(reader: Reader, out: Any) -> tuple[str, ...]:
+    """The primitives that a parameter goes into, as far as its gradient says so."""
     if (terms := reader.terms(out)) is None:
         return ("nothing" if isinstance(out, core.Literal) else reader.stopped.get(out, "nothing"),)
     return tuple(term.name for term in terms)
 
 
 def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0) -> Form:
-    """The form of a number times the gradient that a variable is."""
+    """The form of a gradient times a number."""
     if reader.terms(out) == []:
         return Form()
     if gain == 1 and (inside := _within(reader, out, blocks)) is not None:
         return inside
     if (parts := _parts(reader, out, blocks, gain)) is not None:
         return parts
-    if (found := _factors(reader, out, gain)) is not None:
-        is_table = any(term.indexed for term in found.terms)
-        favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
-        if out.aval.size > favor * found.elements:
-            return found
-        if found.elements <= max(term.detour for term in found.terms):
-            return Held(reader.make(found.gradient, *found.needs))
-    unruled = _uses(reader, out) if found is None and out.aval.size else ()
+    if (kept := _factors(reader, out, gain)) is not None:
+        is_table = any(term.indexed for term in kept.terms)
+        if out.aval.size > kept.elements * (FAVOR_TABLE if is_table else FAVOR_GRADIENT):
+            return kept
+        if kept.elements <= max(term.detour for term in kept.terms):
+            return Held(reader.make(kept.gradient, *kept.needs))
+    unruled = uses(reader, out) if kept is None and out.aval.size else ()
     if gain != 1:
         return Held(reader.make(lambda x: x * gain, out), unruled)
     return Held(reader.value(_before_widening(reader, out)), unruled)
 
 
 def _before_widening(reader: Reader, out: Any) -> Any:
-    """The narrow values that a gradient is cast from: they are as exact, and take less memory."""
+    """The narrower values that a gradient is cast from: they are as exact, and take less memory."""
     while (eqn := reader.maker(out)) and eqn.primitive.name == "convert_element_type":
         (operand,), wide = eqn.invars, out.aval.dtype
         if not _is_float(operand) or jnp.finfo(operand.aval.dtype).bits > jnp.finfo(wide).bits:
@@ -124,7 +104,7 @@ def _before_widening(reader: Reader, out: Any) -> Any:
 
 
 def _factors(reader: Reader, out: Any, gain: float = 1.0) -> Factors | None:
-    """A number times a gradient as outer products; None where it is none of one layout."""
+    """A gradient times a number as outer products; None if it is no sum of such, or of several layouts."""
     if not (terms := reader.terms(out)) or not out.aval.size:
         return None
     scaled = [term._replace(gain=gain * term.gain) for term in terms]
@@ -133,17 +113,17 @@ def _factors(reader: Reader, out: Any, gain: float = 1.0) -> Factors | None:
 
 def _parts(reader: Reader, var: Any, blocks: Sequence[str], gain: float) -> Parts | None:
     """The form of a gradient that is put together from parts along one axis; None for any other."""
-    found = sorted(_pieces(reader, var, gain) or (), key=lambda each: each[:2])
-    if len({axis for axis, *_ in found}) != 1:
+    pieces = sorted(_pieces(reader, var, gain) or (), key=lambda piece: piece[:2])
+    if len({axis for axis, *_ in pieces}) != 1:
         return None
-    if any(low + n > after for (_, low, n, *_), (_, after, *_) in itertools.pairwise(found)):
+    if any(low + n > after for (_, low, n, *_), (_, after, *_) in itertools.pairwise(pieces)):
         return None
-    parts = ((low, n, form(reader, v, blocks, gain)) for _, low, n, v, gain in found)
-    return Parts(found[0][0], tuple(parts))
+    parts = ((low, n, form(reader, v, blocks, gain)) for _, low, n, v, gain in pieces)
+    return Parts(pieces[0][0], tuple(parts))
 
 
 def _pieces(reader: Reader, atom: Any, gain: float) -> list[tuple] | None:
-    """What a value is put together from: of each the axis, the beginning, the length, the value, the gain."""
+    """The pieces that a value is put together from: of each the axis, beginning, length, value and gain."""
     if (eqn := reader.maker(atom)) is None or reader.is_zero(atom):
         return [] if reader.is_zero(atom) else None
     name = eqn.primitive.name
@@ -153,22 +133,22 @@ def _pieces(reader: Reader, atom: Any, gain: float) -> list[tuple] | None:
         if any(v.aval.shape != atom.aval.shape for v in operands):
             return None
         each = [_pieces(reader, v, gain * factor) for v in operands]
-        return None if None in each else [piece for found in each for piece in found or ()]
+        return None if None in each else [piece for own in each for piece in own or ()]
     if name in ("stack", "concatenate"):
         axis = eqn.params["axis" if name == "stack" else "dimension"]
         lengths = [1 if name == "stack" else v.aval.shape[axis] for v in eqn.invars]
-        pieces = zip(itertools.accumulate(lengths, initial=0), lengths, eqn.invars, strict=False)
+        parts = zip(itertools.accumulate(lengths, initial=0), lengths, eqn.invars, strict=False)
     elif name == "pad" and reader.is_zero(eqn.invars[1]):
         config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
         axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
         if len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
             return None
         (axis,) = axes
-        pieces = [(config[axis][0], eqn.invars[0].aval.shape[axis], eqn.invars[0])]
+        parts = [(config[axis][0], eqn.invars[0].aval.shape[axis], eqn.invars[0])]
     else:
         return None
-    found = [(axis, *each, gain) for each in pieces if not reader.is_zero(each[-1])]
-    return None if any(isinstance(v, core.Literal) for *_, v, _ in found) else found
+    pieces = [(axis, *part, gain) for part in parts if not reader.is_zero(part[-1])]
+    return None if any(isinstance(v, core.Literal) for *_, v, _ in pieces) else pieces
 
 
 def _is_float(atom: Any) -> bool:
@@ -196,12 +176,12 @@ def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within 
             return None
         norm = deeper.norm
     else:
-        found = form(inner, out)
+        normed = form(inner, out)
 
         def squared(*values: jax.Array) -> jax.Array:
-            return found.squared_norm(Values(zip(found.needs, settled(values), strict=True)))
+            return normed.squared_norm(Values(zip(normed.needs, settled(values), strict=True)))
 
-        norm = inner.make(squared, *found.needs)
+        norm = inner.make(squared, *normed.needs)
     # A sum of products over all examples is one product.
     sums = _factors(inner, out) or form(inner, out)
     return Within(reader.handed(eqn, norm), eqn, which, sums, tuple(moves[::-1]))

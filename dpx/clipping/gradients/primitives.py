@@ -1,4 +1,4 @@
-"""How the results of equations are read as sums of outer products: one function a primitive."""
+"""Rules by which the results of equations are read as sums of outer products, one function a primitive."""
 
 import itertools
 import math
@@ -11,20 +11,21 @@ from dpx.clipping.gradients.convolution import Convolution
 from dpx.clipping.gradients.outer import Factor, Outer, labels
 from dpx.clipping.gradients.reading import Reader, Terms, rule
 
-# Equations that lay products out, or add them up.
+# Primitives that lay products out, or add them up.
 MOVES = ("add_any", "convert_element_type", "reshape", "transpose", *jaxprs.PLAIN)
 
 
 @rule("dot_general")
 def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """A product of two values. That of the gradient of a weight, from which those of adapters that are merged
-    with it are made, is one of a factor, which is far smaller.
+    """A product of two values of one example, or of the gradient of a weight with a value that is shared.
+
+    The latter makes the gradients of adapters that are merged with the weight: of a factor, which is smaller.
     """
     if any(isinstance(v, core.Literal) for v in eqn.invars):
         return None
     for side in (0, 1):
-        if (found := _multiplied(reader, eqn, side)) is not None:
-            return found
+        if (terms := _multiplied(reader, eqn, side)) is not None:
+            return terms
     (contract, batch), sizes = eqn.params["dimension_numbers"], {}
     places, blocks = labels(len(contract[0])), labels(len(batch[0]))
     factors = []
@@ -40,10 +41,7 @@ def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
 
 
 def _multiplied(reader: Reader, eqn: Any, side: int) -> Terms | None:
-    """The terms of one operand, each with a factor that is multiplied with the other operand.
-
-    The one is made of products of the example's own values, the other is the same for all examples.
-    """
+    """The terms of one operand, each with a factor multiplied by the other operand, which is shared."""
     contract, batch = eqn.params["dimension_numbers"]
     own, other = eqn.invars[side], eqn.invars[1 - side]
     if not reader.is_shared(other) or not _is_product(reader, own):
@@ -56,10 +54,11 @@ def _multiplied(reader: Reader, eqn: Any, side: int) -> Terms | None:
     def of_term(term: Outer) -> Outer | None:
         axes = [(new[i],) if i in new else term.axes[of_own[i]] for i in range(other.aval.ndim)]
         summed = [a for i in contract[side] for a in term.axes[i]]
-        found = term.times(other, axes, reader, sizes, summed, eqn.params["precision"])
+        new_term = term.times(other, axes, reader, sizes, summed, eqn.params["precision"])
         free = [axis for i, axis in enumerate(term.axes) if i not in taken], [(a,) for a in sizes]
         made = [term.axes[i] for i in batch[side]], *free[:: 1 - 2 * side]
-        return found and found._replace(axes=tuple(itertools.chain(*made)), detour=math.inf)
+        axes = tuple(itertools.chain(*made))
+        return new_term and new_term._replace(axes=axes, detour=math.inf)
 
     return reader.each(own, of_term)
 
@@ -77,7 +76,7 @@ def _is_product(reader: Reader, atom: Any) -> bool:
 
 @rule("add", "add_any", "sub")
 def add(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """The terms of both."""
+    """The terms of both operands."""
     if any(v.aval.shape != eqn.outvars[0].aval.shape for v in eqn.invars):
         return None
     first, second = map(reader.terms, eqn.invars)
@@ -89,7 +88,7 @@ def add(reader: Reader, eqn: Any, which: int) -> Terms | None:
 
 @rule(*jaxprs.PLAIN, "reduce_precision", "convert_element_type")
 def same(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """What a value is however it is laid out or rounded: products are made in float32 all the same."""
+    """The same value, laid out or rounded otherwise: products are made in float32 all the same."""
     return reader.terms(eqn.invars[which])
 
 
@@ -110,28 +109,18 @@ def scaled(reader: Reader, eqn: Any, which: int) -> Terms | None:
             continue
         at = tuple(slice(None) if i in axes else 0 for i in range(other.aval.ndim))
         source = reader.make(lambda x, at=at: 1 / x[at] if divides else x[at], other)
-        found = reader.each(own, lambda t: t.times(source, [t.axes[i] for i in axes], reader))  # noqa: B023
-        if found is not None:
-            return found
+        terms = reader.each(own, lambda t: t.times(source, [t.axes[i] for i in axes], reader))  # noqa: B023
+        if terms is not None:
+            return terms
     return None
 
 
 def _varying(reader: Reader, atom: Any) -> list[int]:
-    """The axes along which an array varies, as far as that is known from how it was made."""
-    long, eqn = _long(atom), reader.maker(atom)
-    if eqn is None or isinstance(eqn.invars[0], core.Literal):
-        return long
-    operand, name = eqn.invars[0], eqn.primitive.name
-    if name == "broadcast_in_dim":
-        return [eqn.params["broadcast_dimensions"][i] for i in _varying(reader, operand)]
-    sizes, were = ([v.aval.shape[i] for i in _long(v)] for v in (atom, operand))
-    if name in ("reshape", "squeeze", "expand_dims") and sizes == were:
-        return [long[_long(operand).index(i)] for i in _varying(reader, operand)]
-    return long
-
-
-def _long(atom: Any) -> list[int]:
-    return [i for i, n in enumerate(atom.aval.shape) if n > 1]
+    """The axes along which an array varies: those of what was broadcast to it, or all."""
+    eqn, axes = reader.maker(atom), dict(enumerate(range(atom.aval.ndim)))
+    if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
+        (atom, *_), axes = eqn.invars, eqn.params["broadcast_dimensions"]
+    return [axes[i] for i, n in enumerate(atom.aval.shape) if n > 1]
 
 
 @rule("transpose")
@@ -169,27 +158,21 @@ def conv_general_dilated(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """A convolution of two values: patches of the first, and the second."""
     if any(map(reader.is_shared, eqn.invars)):
         return None
-    found, (x, kernel) = Convolution(eqn), eqn.invars
-    left = Factor(reader.make(found.patches, x), found.left)
-    right = Factor(reader.make(found.grouped, kernel), found.right)
-    exact = jaxprs.is_exact(eqn.params)
-    return [Outer("conv_general_dilated", left, right, found.axes, found.sizes, exact=exact)]
+    convolution, (x, kernel) = Convolution(eqn), eqn.invars
+    left = Factor(reader.make(convolution.patches, x), convolution.left)
+    right = Factor(reader.make(convolution.grouped, kernel), convolution.right)
+    result, exact = (convolution.axes, convolution.sizes), jaxprs.is_exact(eqn.params)
+    return [Outer("conv_general_dilated", left, right, *result, exact=exact)]
 
 
-@rule(*jaxprs.REMAT)
-def remat(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """What the block's own result is made of."""
-    return reader.lifted(eqn, which)
-
-
-@rule("scan")
-def scan(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """What each iteration's result is made of, or what each adds to what is carried."""
+@rule("scan", *jaxprs.REMAT)
+def body(reader: Reader, eqn: Any, which: int) -> Terms | None:
+    """The terms of the body's own result, of each iteration, or of each addition to what is carried."""
     inner, (first, last) = reader.body(eqn).jaxpr, jaxprs.carried(eqn)
     if which >= last - first:
         return reader.lifted(eqn, which)
     start = reader.terms(eqn.invars[first + which])
-    counts = reader.body(eqn).count_from_zero(inner.invars[first + which], inner.outvars[which])
-    if start is None or not counts or (found := reader.lifted(eqn, which)) is None:
+    adds = reader.body(eqn).count_from_zero(inner.invars[first + which], inner.outvars[which])
+    if start is None or not adds or (added := reader.lifted(eqn, which)) is None:
         return None
-    return [*start, *found]
+    return [*start, *added]

@@ -2,9 +2,9 @@
 
 `jax.value_and_grad` of one example's loss is traced once. A `Reader` walks back from each gradient through
 additions and rearrangements until it meets a product of two values. These, and not their product, are handed
-out for every example, and the product is then dead code. Which equation does what is said in
-`dpx.clipping.gradients.primitives`, one function a primitive. Here is how bodies of loops and of
-rematerialised blocks are entered, and how a program is run so that it hands values out.
+out for every example, and the product is then dead code. `dpx.clipping.gradients.primitives` has the rules
+for equations, one function a primitive. This module enters the bodies of loops and of rematerialised blocks,
+and runs a program so that it hands values out.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Terms = list[Outer]
 
 # Primitive -> function of (reader, equation, which of its results) that returns terms, or None.
 RULES: dict[str, Callable[["Reader", Any, int], Terms | None]] = {}
-# Equations whose result is zero where some of their operands are: all, or those that are no indices and no
+# Primitives whose result is zero where these operands are: all of them, or those that are no indices and no
 # conditions, or the first one.
 _ZERO_IF = {
     **dict.fromkeys(("add", "add_any", "sub", "concatenate", "pad", "stack"), slice(None)),
@@ -38,8 +38,8 @@ _ZERO_IF = {
         "gather", "neg", "reduce_sum", "reshape", "rev", "slice", "squeeze", "transpose",
     ), slice(1)),
 }  # fmt: skip
-# The factors of all iterations of a loop that adds up a gradient are handed out while they are no larger than
-# that by this much.
+# A loop that adds up a gradient hands out the factors of all its iterations if these have no more than this
+# many times the elements of the gradient.
 MOST_FACTORS = 128
 
 
@@ -59,13 +59,13 @@ def rule(*names: str) -> Callable[[Callable], Callable]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A value that the program has no variable for: its shape and type."""
+    """A value that the program has no variable for. It has a shape and a type."""
 
     aval: Any
 
 
 class Made(NamedTuple):
-    """An equation that was added to a program: a function of values, before they are handed out."""
+    """An equation that a reader adds to a program: a function of values."""
 
     function: Callable[..., Any]
     invars: tuple[Any, ...]
@@ -74,15 +74,15 @@ class Made(NamedTuple):
 
 
 class Reader:
-    """Reads values of a jaxpr as sums of outer products, and runs it.
+    """Reads values of a jaxpr as sums of outer products, and runs the jaxpr.
 
-    A value is a variable of the jaxpr, or a `Value`: made of others, or what a body of an equation hands out.
+    A value is a variable of the jaxpr, or a `Value`, made of others, or handed out by an equation's body.
 
     Attributes:
-      jaxpr: without calls.
+      jaxpr: the jaxpr, without calls.
       consts: its constants.
       shared: the variables that do not depend on the example.
-      stopped: for each variable that is no sum of outer products, the primitive because of which it is none.
+      stopped: for each variable that is no sum of outer products, the primitive that has no rule.
     """
 
     def __init__(self, closed: Any, shared: Sequence[bool]):
@@ -108,13 +108,13 @@ class Reader:
         return None if isinstance(atom, core.Literal) else self._makers.get(atom)
 
     def value(self, atom: Any) -> Any:
-        """A variable itself, and a constant as a value."""
+        """A variable as it is, or a constant as a value."""
         if not isinstance(atom, core.Literal):
             return atom
         return self.make(lambda: jnp.asarray(atom.val, jnp.result_type(atom.val)))
 
     def make(self, function: Callable[..., Any], *values: Any) -> Value:
-        """What a function makes of values."""
+        """The value that a function makes of others."""
         structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
         made = Value(jax.eval_shape(function, *structs))
         self._eqns.append(Made(function, values, (made,)))
@@ -145,37 +145,36 @@ class Reader:
         if (eqn := self.maker(atom)) is None:
             return None
         if atom not in self._terms:
-            name, found = eqn.primitive.name, None
+            name, terms = eqn.primitive.name, None
             if jnp.issubdtype(atom.aval.dtype, jnp.floating) and name in RULES:
-                found = RULES[name](self, eqn, eqn.outvars.index(atom))
-            if found is None:  # What hands its operand on is stopped by what stopped that.
+                terms = RULES[name](self, eqn, eqn.outvars.index(atom))
+            if terms is None:  # The primitive that stopped an operand stops its results too.
                 inner = [self.stopped[v] for v in jaxprs.variables(eqn) if v in self.stopped]
                 self.stopped[atom] = inner[0] if inner and name in RULES else name
-            self._terms[atom] = found
+            self._terms[atom] = terms
         return self._terms[atom]
 
     def each(self, atom: Any, function: Callable[[Outer], Outer | None]) -> Terms | None:
         """The terms of a value, each of them changed; None if any cannot be."""
-        found = self.terms(atom)
-        changed = [function(term) for term in found or ()]
-        return None if found is None or None in changed else changed  # type: ignore[return-value]
+        terms = self.terms(atom)
+        changed = [function(term) for term in terms or ()]
+        return None if terms is None or None in changed else changed  # type: ignore[return-value]
 
     # Bodies of loops and of rematerialised blocks.
 
     def body(self, eqn: Any) -> "Reader":
-        """The body of an equation, read. What a loop carries need not stay what it was."""
+        """The reader of an equation's body, for which nothing that a loop carries is shared."""
         if id(eqn) not in self._bodies:
-            inner, (first, last) = eqn.params["jaxpr"], jaxprs.carried(eqn)
-            closed = inner if hasattr(inner, "consts") else core.ClosedJaxpr(inner, ())
+            closed, (first, last) = jaxprs.as_closed(eqn.params["jaxpr"]), jaxprs.carried(eqn)
             shared = [self.is_shared(v) for v in eqn.invars]
             shared[first:last] = [False] * (last - first)
             self._bodies[id(eqn)] = Reader(closed, shared)
         return self._bodies[id(eqn)]
 
     def lifted(self, eqn: Any, which: int) -> Terms | None:
-        """What a result of an equation's body is made of, of the equation itself.
+        """The terms of a result of an equation with a body, made of those of the body's own result.
 
-        Of a loop, iterations are positions, or, where its results are stacked, entries of their first axis.
+        Iterations of a loop are positions, or, where its results are stacked, entries of their first axis.
         """
         inner, (first, last) = self.body(eqn), jaxprs.carried(eqn)
 
@@ -197,7 +196,7 @@ class Reader:
         return inner.each(inner.jaxpr.outvars[which], of_block)
 
     def _outside(self, eqn: Any, value: Any) -> tuple[Any, bool]:
-        """What a value of a body is here, of all iterations of a loop, and whether it has their axis."""
+        """The value here that stands for one of a body, and whether it has an axis of a loop's iterations."""
         inner, (first, last) = self.body(eqn).jaxpr, jaxprs.carried(eqn)
         if value in inner.invars:
             at = inner.invars.index(value)
@@ -206,7 +205,7 @@ class Reader:
         return self.handed(eqn, value), jaxprs.is_loop(eqn)
 
     def handed(self, eqn: Any, value: Any) -> Value:
-        """What stands here for a value that the body of an equation hands out, stacked by a loop."""
+        """The value here that stands for one that the body of an equation hands out, stacked by a loop."""
         handed = self._handed.setdefault(id(eqn), {})
         if value not in handed:
             leading = (eqn.params["length"],) if jaxprs.is_loop(eqn) else ()
@@ -215,7 +214,7 @@ class Reader:
         return handed[value]
 
     def count_from_zero(self, carry: Any, result: Any) -> bool:
-        """Whether a body only adds to what it carries; if so, it is read as if it began with nothing."""
+        """Whether a body only adds to what it carries; if so, it is read as if that were zero at first."""
         var = carry
         while var is not result:
             users = [eqn for eqn in self.jaxpr.eqns if var in eqn.invars]
@@ -227,10 +226,10 @@ class Reader:
         self._zero[carry] = True
         return True
 
-    # Running what was read.
+    # How the program is run.
 
     def known(self, leaves: Sequence[Any]) -> dict[Any, Any]:
-        """The variables that parameters alone decide, given these."""
+        """The values of variables that depend on parameters alone, for these parameters."""
         env = dict(zip(self.jaxpr.constvars, self.consts, strict=True))
         env.update(zip(self.jaxpr.invars, leaves, strict=False))
         for eqn in self.jaxpr.eqns:
@@ -243,10 +242,10 @@ class Reader:
         self, arguments: Sequence[Any], wanted: Sequence[Any], outs: bool = True,
         env: dict | None = None, inline: bool = False,
     ) -> tuple[list, jaxprs.Values]:  # fmt: skip
-        """Evaluates the jaxpr: (its results, if these are asked for; the wanted values).
+        """Evaluates the jaxpr, and returns its results, if `outs`, and the wanted values.
 
-        `env` are variables that are known, and `inline` is whether rematerialised blocks are evaluated as if
-        they were none.
+        `env` has the variables that are known, and `inline` is whether rematerialised blocks are evaluated
+        like other equations.
         """
         env = dict(env or ())
         env.update(zip(self.jaxpr.constvars, self.consts, strict=True))
@@ -257,16 +256,16 @@ class Reader:
             given = jaxprs.values(eqn.invars, env)
             handed = {x: y for x, y in self._handed.get(id(eqn), {}).items() if y in needed}
             if isinstance(eqn, Made):
-                found = [eqn.function(*given)]
+                made = [eqn.function(*given)]
             elif handed:
-                found = self._enter(eqn, given, [*handed], inline)
+                made = self._enter(eqn, given, [*handed], inline)
             else:
-                found = self._evaluate(eqn, given)
-            env.update(zip((*eqn.outvars, *handed.values()), found, strict=True))
+                made = self._evaluate(eqn, given)
+            env.update(zip((*eqn.outvars, *handed.values()), made, strict=True))
         return jaxprs.values(results, env), jaxprs.Values((v, env[v]) for v in wanted)
 
     def _live(self, wanted: Iterable[Any], env: dict) -> tuple[list[Any], set[Any]]:
-        """The equations that are needed, and what is needed of them."""
+        """The equations that are needed, and the values that they need."""
         needed, live = {v for v in wanted if not isinstance(v, core.Literal) and v not in env}, []
         for eqn in reversed(self._eqns):
             results = (*eqn.outvars, *self._handed.get(id(eqn), {}).values())
@@ -280,7 +279,8 @@ class Reader:
         if name == "conv_general_dilated":
             if self.shared.isdisjoint(eqn.invars):
                 return [Convolution(eqn).evaluate(*values)]
-            if xla_cpu.orders(eqn):
+            # In groups of features the other code is faster.
+            if xla_cpu.uses("ordered") and eqn.params["feature_group_count"] == 1:
                 return [xla_cpu.ordered(eqn, *values)]
         if name == "reduce_precision":
             kind, given = jnp.finfo(eqn.invars[0].aval.dtype), eqn.params
@@ -290,7 +290,7 @@ class Reader:
         return jaxprs.bind(eqn, values)
 
     def _enter(self, eqn: Any, values: list, wanted: Sequence[Any], inline: bool) -> list:
-        """The results of an equation with a body, and what this hands out."""
+        """The results of an equation with a body, and the values that the body hands out."""
         inner, (first, last) = self.body(eqn), jaxprs.carried(eqn)
 
         def block(*arguments: Any) -> list:
@@ -298,19 +298,16 @@ class Reader:
             return [*results, *more.values()]
 
         def step(carry: list, xs: list) -> tuple[list, list]:
-            found = block(*values[:first], *carry, *xs)
-            return found[: last - first], found[last - first :]
+            made = block(*values[:first], *carry, *xs)
+            return made[: last - first], made[last - first :]
 
         if jaxprs.is_loop(eqn):
-            carry, ys = lax.scan(
-                step, values[first:last], values[last:], **jaxprs.scan_options(eqn)
-            )
+            options = jaxprs.scan_options(eqn)
+            carry, ys = lax.scan(step, values[first:last], values[last:], **options)
             return [*carry, *ys]
         if inline:
             return block(*values)
         closed = jax.make_jaxpr(block)(*values)
-        # A block has no constants, but arguments.
-        jaxpr, consts = closed.jaxpr, closed.consts
+        jaxpr, consts = closed.jaxpr, closed.consts  # A block has no constants, but arguments.
         jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        params = eqn.params | {"jaxpr": jaxpr}
-        return jaxprs.bind(eqn.replace(params=params), [*consts, *values])
+        return jaxprs.bind(eqn.replace(params=eqn.params | {"jaxpr": jaxpr}), [*consts, *values])
