@@ -17,7 +17,7 @@ from dpx.clipping.rounding import Sum, accumulator
 # The number of microbatches between two compensated additions.
 BLOCK = 8
 # The bytes of values that a microbatch holds at once: those of a CPU's cache, more or less.
-CACHE = 3 * 2**24
+CACHE = 3 * 2**22
 
 
 def checked(batch: tuple, mask: Any = None, strict: bool = False) -> tuple[int, jax.Array]:

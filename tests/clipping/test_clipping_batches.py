@@ -121,7 +121,7 @@ def test_who_names_no_microbatch_gets_what_a_cache_holds(monkeypatch):
     def chosen(size, one, parameters):
         return batches.chosen(size, one, [jax.ShapeDtypeStruct((parameters // 4,), jnp.float32)])
 
-    assert chosen(64, 2**20, 2**20) == 32
+    assert chosen(64, 2**20, 2**20) == 11
     assert chosen(64, 2**10, 2**20) == 64
     assert chosen(64, 2**20, 2**26) == 64
     assert chosen(3, 2**30, 2**10) == 3  # Two at least: one is not vectorised.

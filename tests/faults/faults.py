@@ -428,8 +428,8 @@ FAULTS = (
     Fault(
         "every group of parameters gets the whole threshold for free",
         "dpx/clipping/clipped.py",
-        "norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))",
-        "norm = max(_groups.check_clip(self.l2_clip_norm))",
+        "moved * math.hypot(*_groups.check_clip(self.l2_clip_norm))",
+        "moved * max(_groups.check_clip(self.l2_clip_norm))",
         "tests/clipping/test_clipping.py::test_groups_are_clipped_on_their_own "
         "tests/clipping/test_clipping.py::test_sensitivity_by_relation "
         "tests/clipping/test_clipping.py::test_sensitivity_is_attained_and_never_exceeded",
@@ -437,8 +437,8 @@ FAULTS = (
     Fault(
         "replacing a record costs what removing one does",
         "dpx/clipping/clipped.py",
-        "return 2 * norm",
-        "return norm",
+        "moved = 2 if",
+        "moved = 1 if",
         "tests/clipping/test_clipping.py::test_sensitivity_by_relation",
     ),
     Fault(
