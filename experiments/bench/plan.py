@@ -32,6 +32,7 @@ from jax.flatten_util import ravel_pytree
 
 import dpx
 from configs import classify
+from dpx.clipping.groups import NORMALIZE_GAMMA
 from dpx.data import surnames, synthetic_histories
 from dpx.training import Poisson, planning
 from experiments.dp_transformer import classifier, labelled_texts
@@ -174,7 +175,8 @@ def trained(task, start, data, batches, batch, found, noises, rates, normalize, 
             of_one = lambda flat, *row: task.loss(rebuild(flat), *row)  # noqa: E731
             grads = jax.vmap(jax.grad(of_one), (None, *(0 for _ in rows)))(params, *rows)
             norms = jnp.linalg.norm(grads, axis=1)
-            total = (mask / jnp.maximum(norms, jnp.where(normalize, 1e-12, 1))) @ grads
+            lengths = jnp.where(normalize, norms + NORMALIZE_GAMMA, jnp.maximum(norms, 1))
+            total = (mask / lengths) @ grads
             total += noise * jax.random.normal(jax.random.fold_in(key, number), total.shape)
             updates, inner = optimizer.update(total / batch, inner, params)
             left = 1 - number / len(batches[0])
