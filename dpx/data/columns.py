@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from dpx.data import files, parquet
 
-Header = Callable[
-    [Sequence[str]], bool | None
-]  # whether a line names columns; None where it may be a row
+# Whether a line names columns; None where it may be a row.
+Header = Callable[[Sequence[str]], bool | None]
 _NAMED = (".jsonl", ".parquet")  # kinds that name the cells of every row
 KINDS = (*files.SEPARATORS, *_NAMED)
 _ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}

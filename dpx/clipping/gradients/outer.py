@@ -154,9 +154,8 @@ class Outer(NamedTuple):
             return term.on_factors(old, (new,), function, reader)
         if not moves or self.indexed != (old,):
             return None
-        with (
-            jax.ensure_compile_time_eval()
-        ):  # The old number of each entry, from one on; zero for zeros.
+        # The old number of each entry, from one on; zero for zeros.
+        with jax.ensure_compile_time_eval():
             places = np.asarray(function(jnp.arange(1, self.sizes[old] + 1), 0))
         moved = np.full(self.sizes[old] + 1, size, np.int32)
         moved[places[places > 0] - 1] = np.flatnonzero(places)
