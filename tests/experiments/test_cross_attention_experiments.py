@@ -195,7 +195,7 @@ def test_the_owner_hears_of_rows_that_are_moved_into_the_domain(tmp_path, capsys
 def test_a_table_without_the_columns_names_their_flag(tmp_path):
     config = own_config(own_memory(tmp_path, "csv"), **{"data.key": "K"})
     with pytest.raises(
-        ValueError, match=r"no column 'K': use name, a, c, b \(--config\.data\.key=K\)"
+        ValueError, match=r"no column 'K': it has name, a, c, b.* \(--config\.data\.key=K\)"
     ):
         table.validate(config)
 
