@@ -126,7 +126,7 @@ def histories() -> Task:
 
 
 def sentences() -> Task:
-    config = classify.get_config()
+    config: Any = classify.get_config()
     config.model.path = MODEL.value
     train, test = labelled_texts.load(config)
     model = classifier.build(config)
