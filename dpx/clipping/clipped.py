@@ -80,8 +80,9 @@ class ClippedGrad:
         _groups.check_clip(self.l2_clip_norm)
         if self.method not in METHODS:
             raise ValueError(f"method={self.method!r} must be one of {sorted(METHODS)}.")
-        if self.microbatch_size is not None:
-            _check_integer(self.microbatch_size, "microbatch_size")
+        size = self.microbatch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
         _params.check_wrt(self.wrt)
 
     def trained(self, params: Any) -> Any:

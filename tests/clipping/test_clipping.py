@@ -321,8 +321,9 @@ def test_bad_arguments(problem):
     params, x, y, _ = problem
     with pytest.raises(ValueError, match="method="):
         clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method="ghost")
-    with pytest.raises(ValueError, match="microbatch_size="):
-        clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, microbatch_size=0)
+    for size in (0, 2.0, True, "2"):
+        with pytest.raises(ValueError, match="microbatch_size="):
+            clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, microbatch_size=size)
     fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0)
     with pytest.raises(ValueError, match="batch axes differ"):
         fn(params, x, y[:3])
