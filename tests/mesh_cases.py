@@ -301,11 +301,56 @@ def own_kernels():
     return errors
 
 
+def convolutions_within():
+    """The same where a branch, a loop or a rematerialised block makes the gradients of kernels."""
+    rng = np.random.default_rng(0)
+    params = jnp.asarray(rng.normal(size=(3, 3, 3, 3)) / 5, "f4")
+    batch = jnp.asarray(rng.normal(size=(8, 8, 8, 3)), "f4"), jnp.asarray(rng.random(8) > 0.4)
+
+    def layer(p, x):
+        # A function of the weights has a gradient that is held.
+        numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        y = jax.lax.conv_general_dilated(x[None], jnp.tanh(p), (1, 1), "SAME", **numbers)
+        return jnp.tanh(y)[0]
+
+    def scanned(p, x, flag):
+        return jax.lax.scan(lambda x, _: (layer(p, x), None), x, None, length=2)[0] * flag
+
+    def looped(p, x, flag):
+        def within(_, x):
+            return jax.lax.cond(flag, lambda x: layer(p, x), lambda x: 0.5 * x, x)
+
+        return jax.lax.fori_loop(0, 2, within, x)
+
+    losses = {
+        "branch": lambda p, x, flag: jax.lax.cond(flag, layer, lambda p, x: 2 * layer(p, x), p, x),
+        "scan": scanned,
+        "branch in a loop": looped,
+        "remat": lambda p, x, flag: jax.checkpoint(layer)(p, x) * flag,
+    }
+    kinds, devices, errors = (KINDS["automatic"],), jax.devices()[:4], {}
+    mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=devices)
+    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    for name, made in losses.items():
+
+        def loss(p, x, flag, made=made):
+            return jnp.sum(jnp.sin(made(p, x, flag)))
+
+        each = [jax.grad(loss)(params, *one) for one in zip(*batch, strict=True)]
+        expected = sum(g * min(1, CLIP / (float(jnp.linalg.norm(g)) + 1e-30)) for g in each)
+        for method in ("auto", "vmap"):
+            gradient = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method))
+            replicated = jax.device_put(params, NamedSharding(mesh, P()))
+            errors[f"{name}, {method}"] = relative(gradient(replicated, *sharded).grads, expected)
+    return errors
+
+
 QUICK_CASES = {
     "ordinary": ordinary,
     "unsummed": unsummed,
     "closed over": closed_over,
     "own kernels": own_kernels,
+    "convolutions within": convolutions_within,
     "automatic, data": lambda: compare("automatic", REPLICATED),
     "shard_map, data": lambda: compare("shard_map", REPLICATED),
     "explicit, tensor parallel": lambda: compare("explicit", TENSOR_PARALLEL, microbatch_size=8),

@@ -241,9 +241,8 @@ def clipped_grad(
     its first axis stays where it is, and the sum is laid out as the parameters are:
 
     - Automatic axes: as an ordinary step, with the exchange of one example more. The sum is reduced once for
-      every microbatch. Where the batch is sharded, XLA computes per-example gradients of convolutions
-      wrongly. Here they are products of matrices, but not in branches, nor in loops that have no rule (see
-      `explain_clipping`): use explicit axes for these.
+      every microbatch. XLA computes a sharded batch of convolutions of two values of an example wrongly, so
+      that here they are products of matrices.
     - Explicit axes: one reduction of the sum. The loss must not name them (`reshard`, `out_sharding`).
       Arrays on the mesh go with the batch, and are not closed over.
     - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples. Add the sums up,

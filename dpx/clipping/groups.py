@@ -38,9 +38,7 @@ def check_clip(l2_clip_norm: Any) -> tuple[float, ...]:
     """The thresholds in `l2_clip_norm`, or ValueError unless all are numbers within `BOUNDS`."""
     clips = jax.tree.leaves(l2_clip_norm)
     if not clips:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm!r} holds no threshold; pass a positive number."
-        )
+        raise ValueError(f"l2_clip_norm={l2_clip_norm!r} holds no threshold: pass a number.")
     for clip in clips:
         if isinstance(clip, Tracer):
             raise ValueError(f"l2_clip_norm={clip!r} must be a plain number, known before tracing.")

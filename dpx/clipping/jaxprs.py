@@ -35,18 +35,11 @@ def variables(eqn: Any) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
-def is_loop(eqn: Any) -> bool:
-    """Whether the body of an equation is that of a scan, rather than of a block."""
-    return eqn.primitive.name == "scan"
-
-
 def carried(eqn: Any) -> tuple[int, int]:
-    """Where the operands of a scan turn from constants to carry, and from carry to slices.
-
-    Operands of other equations count as constants.
-    """
-    if not is_loop(eqn):
-        return len(eqn.invars), len(eqn.invars)
+    """Where a loop's operands turn from constants to carry, and to slices: other equations have constants."""
+    if eqn.primitive.name != "scan":
+        kept = len(eqn.outvars) if eqn.primitive.name == "while" else 0
+        return len(eqn.invars) - kept, len(eqn.invars)
     if "num_consts" in (params := eqn.params):
         return params["num_consts"], params["num_consts"] + params["num_carry"]
     consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())  # Since JAX 0.11.
@@ -111,10 +104,9 @@ def peak_bytes(jaxpr: Any) -> int:
     most = now = 0
     ends: dict[int, int] = {}
     for i, eqn in enumerate(jaxpr.eqns):
-        made = eqn.outvars
         within = [peak_bytes(each.jaxpr) for each in inside(eqn)]
-        most = max(most, now + sum(map(_bytes, made)) + max(within, default=0))
-        for v in made:
+        most = max(most, now + sum(map(_bytes, eqn.outvars)) + max(within, default=0))
+        for v in eqn.outvars:
             if v in last:
                 now += _bytes(v)
                 ends[last[v]] = ends.get(last[v], 0) + _bytes(v)

@@ -131,7 +131,7 @@ def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: 
             sums[within] = within.sums.weighted_sum(handed, of_examples, shape)
         return after, sums
 
-    if jaxprs.is_loop(eqn):
+    if eqn.primitive.name == "scan":
         start, each = given[first:last], zip(given[last:], is_own[last:], strict=True)
         slices = [jnp.moveaxis(x, 1, 0) if own else x for x, own in each]
         for i, v in enumerate(eqn.invars[first:last]):

@@ -132,12 +132,6 @@ class Sum(NamedTuple):
     high: Any
     low: Any
 
-    @classmethod
-    def like(cls, tree: Any) -> "Sum":
-        """An empty sum of trees like this one, of arrays or of their shapes and dtypes."""
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-        return cls(zeros, zeros)
-
     def add(self, tree: Any) -> "Sum":
         """The sum and one more tree."""
         # Products must not be fused into the addition.

@@ -17,7 +17,7 @@ import optax
 
 from dpx import _watch
 from dpx._validate import check_integer
-from dpx.clipping import ClippedGrads, clipped_grad, reports
+from dpx.clipping import ClippedGrads, clipped_grad, meshes, reports
 from dpx.clipping.losses import record_keys, step_key
 from dpx.clipping.rounding import Sum
 from dpx.noise.stream import Stream
@@ -263,8 +263,8 @@ def _step(
             return grads.add(result.grads), loss + result.losses.sum(), weight + weights.sum()
 
         # A plain running sum rounds by more than one record's gradient once it is long.
-        like = wide(params if clip is None else (params, clip))
-        totals = (Sum.like(like), jnp.zeros(()), jnp.zeros(()))
+        zeros = meshes.zeros(wide(params if clip is None else (params, clip)))
+        totals = (Sum(zeros, zeros), jnp.zeros(()), jnp.zeros(()))
         totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
         return totals.result(), loss, weight
 

@@ -134,7 +134,6 @@ def search(shape, *, count, batch, climbs, steps=10, seed=0, **options):
 @pytest.fixture(autouse=True)
 def by_gram(monkeypatch):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
 
 
 @pytest.mark.quick_cases("short")
@@ -151,7 +150,6 @@ def test_normalised_contributions_stay_below_the_threshold():
 
 def test_held_gradients_add_no_more_than_the_threshold(monkeypatch):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 1e9)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 1e9)
     assert search(SHAPES["short"], count=64, batch=64, climbs=2).max() <= 1
 
 
@@ -235,7 +233,7 @@ def test_a_running_sum_keeps_what_is_rounded_off(jitted):
         def add(i, carry):
             return carry.add({"w": terms[i]})
 
-        empty = Sum.like({"w": terms[0]})
+        empty = Sum({"w": 0 * terms[0]}, {"w": 0 * terms[0]})
         return jax.lax.fori_loop(0, len(terms), add, empty).result()["w"]
 
     found = (jax.jit(total) if jitted else total)(jnp.asarray(terms))

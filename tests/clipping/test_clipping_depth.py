@@ -125,7 +125,6 @@ def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
     monkeypatch, last_only
 ):
     """With one number of positions for both its uses, or with two, whose matrices have different shapes."""
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)  # Gram matrices for all.
     draw = np.random.default_rng(0)
     params = {"table": draw.normal(size=(40, 16)), "mix": draw.normal(size=(16, 16)) / 4}

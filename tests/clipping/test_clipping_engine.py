@@ -52,7 +52,7 @@ def rules_of(loss, params, *batch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("repeated", [False, True], ids=["some repeats", "one token only"])
 def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, repeated):
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     params, ids = tied_params(), clipping_models.tokens()
     ids = np.full_like(ids, 3) if repeated else ids
     gradients = per_example(tied_loss, params, (ids,))
@@ -115,7 +115,6 @@ def test_explain_names_uses_rules_and_costs(capsys):
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_and_non_finite_examples_by_gram(monkeypatch, method):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
 
     def loss(params, ids, scale):
         return scale * tied_loss(params, ids)
@@ -138,7 +137,7 @@ def test_groups_and_non_finite_examples_by_gram(monkeypatch, method):
 
 @pytest.mark.parametrize("mode", ["clip", "fill", "wrap"])
 def test_indices_out_of_range(monkeypatch, mode):
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
 
     def loss(params, ids):
         x = jnp.take(params["w"], ids, axis=1, mode=mode)

@@ -38,7 +38,7 @@ def sliced(p, ids):
 @pytest.mark.parametrize("look_up", [taken("fill"), taken("clip"), gathered, sliced],
                          ids=["fill", "clip", "gather", "slice"])  # fmt: skip
 def test_every_type_of_index(monkeypatch, look_up, rows, dtype):
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     most = min(rows - 1, np.iinfo(dtype).max)
     ids = np.array([[0, most, 7], [most - 2, 100, 100], [most, most, 0]]).astype(dtype)
     table = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 3)), jnp.float32)
@@ -75,7 +75,7 @@ def test_consecutive_rows_that_begin_too_late_or_too_early_are_the_last_or_the_f
     table = jnp.ones((8, 2))
     gradients = per_example(expected, table, (x, rows))
     with jax.enable_x64(dtype == "int64"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "FAVOR_TABLE", 0.0)
+        patch.setattr(plan, "FAVOR_GRADIENT", 0.0)
         fn = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass"))
         check(fn(table, x, starts), gradients, 0.5)
 
@@ -162,7 +162,7 @@ def of_each_column(p, ids):
 )  # fmt: skip
 def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):
     """Look-ups of `jax.vmap`, of a scan and of two indices: repeated ones, and one beyond the last row."""
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     draw = np.random.default_rng(0)
     tables = jnp.asarray(draw.normal(size=(3, 20, 3)), jnp.float32)
     ids = draw.integers(0, 20, (4, 3, 5))
@@ -183,7 +183,7 @@ def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 def test_rows_of_tables_that_take_turns_are_those_of_each(monkeypatch, method):
     """A row's number is then no number of the parameter's own order."""
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     tables = jnp.asarray(np.random.default_rng(0).normal(size=(3, 20, 3)), jnp.float32)
     ids = np.random.default_rng(1).integers(0, 60, (4, 9))
 

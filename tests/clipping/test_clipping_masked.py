@@ -111,7 +111,6 @@ CASES = (
 
 def keep_factors(monkeypatch, favor=0.0):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

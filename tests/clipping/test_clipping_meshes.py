@@ -118,5 +118,9 @@ def test_kernels_of_examples_own_are_convolved_rightly_where_the_batch_is_sharde
     assert max(found["own kernels"].values()) < 1e-4
 
 
+def test_gradients_of_kernels_in_branches_and_loops_are_right_where_the_batch_is_sharded(found):
+    assert max(found["convolutions within"].values()) < 1e-4
+
+
 def test_values_that_differ_between_devices_are_not_released_with_one_noise(found):
     assert "add them up first" in found["unsummed"]

@@ -83,5 +83,4 @@ LARGE = [name for name in clipping_models.MODELS if name not in SMALL]
 )
 def test_model_by_gram_matrices(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     compare(name, ["one_pass", "two_pass"])

@@ -86,7 +86,6 @@ def test_every_rule_has_a_loss():
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     loss = LOSSES[name]
     reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
     (form,) = plan.forms(reader)

@@ -181,7 +181,6 @@ def test_random_programs(monkeypatch, seed):
     pick = random.Random(~seed)
     favor = pick.choice((0.0, 1.5, 1e9))
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
     options = {
         "method": pick.choice(("one_pass", "one_pass", "auto", "two_pass")),
         "microbatch_size": pick.choice((None, None, 1, 3)),

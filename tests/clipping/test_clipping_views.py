@@ -141,7 +141,6 @@ CASES = (
 )
 def test_norms_and_sums_are_exact(monkeypatch, case, favor):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
     loss, params, batch = case()
     for path, (_, _, _, opaque) in rules_of(loss, params, *batch).items():
         assert path.endswith("bias") or case is passed_through or not opaque, path
@@ -177,7 +176,7 @@ def test_a_slice_that_is_added_is_looked_up(step):
 
 def test_rows_of_a_table_that_are_no_parameters_have_no_gradient(monkeypatch):
     """Such as a row of zeros for padding, or a frozen part of the vocabulary, before and after the table."""
-    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     before, after = normal(2, WIDTH, seed=1), np.zeros((1, WIDTH), "f4")
 
     def loss(p, tokens):
@@ -244,7 +243,6 @@ def complex_weights(kind):
 def test_complex_weights_of_real_parameters(monkeypatch, kind, favor):
     """Fourier operators."""
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
     loss, params, batch = complex_weights(kind)
     for method in ("one_pass", "two_pass"):
         fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))

@@ -136,7 +136,6 @@ CASES = (
 
 def by_gram(monkeypatch, favor):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
-    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
 
 
 def compare(monkeypatch, case, favor):

@@ -85,11 +85,9 @@ def rows(name: str, places: Any, operand: Any, axis: int, shape: Sequence[int]) 
     """Zeros but for rows along an axis, at these places: a look-up of them."""
     (place,), axes = labels(1), labels(len(shape))
     sizes = dict(zip((*axes, place), (*shape, operand.aval.shape[axis]), strict=True))
-    left, right = (
-        Factor(places, (place,)),
-        Factor(operand, (*axes[:axis], place, *axes[axis + 1 :])),
-    )
-    return [Outer(name, left, right, tuple((a,) for a in axes), sizes, indexed=(axes[axis],))]
+    own = (*axes[:axis], place, *axes[axis + 1 :])
+    factors = Factor(places, (place,)), Factor(operand, own)
+    return [Outer(name, *factors, tuple((a,) for a in axes), sizes, indexed=(axes[axis],))]
 
 
 @rule("dynamic_update_slice")

@@ -17,9 +17,8 @@ from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, settled
 
 # A per-example gradient is held unless it has more elements than its factors by this much: held, it needs no
-# second product for the clipped sum. That of a table, nearly all zeros, is held only if it is smaller.
+# second product for the clipped sum.
 FAVOR_GRADIENT = 1.5
-FAVOR_TABLE = 1.0
 # Primitives that a gradient may pass on its way out of a block: they change no norm while the size stays.
 MOVES = (
     "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
@@ -80,8 +79,7 @@ def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0
     if (parts := _parts(reader, out, blocks, gain)) is not None:
         return parts
     if (kept := _factors(reader, out, gain)) is not None:
-        is_table = any(term.indexed for term in kept.terms)
-        if out.aval.size > kept.elements * (FAVOR_TABLE if is_table else FAVOR_GRADIENT):
+        if out.aval.size > kept.elements * FAVOR_GRADIENT:
             return kept
         if kept.elements <= max(term.detour for term in kept.terms):
             return Held(reader.make(kept.gradient, *kept.needs))
@@ -170,7 +168,7 @@ def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within 
     out = inner.jaxpr.outvars[which]
     if isinstance(out, core.Literal):
         return None
-    if jaxprs.is_loop(eqn):
+    if eqn.primitive.name == "scan":
         first, last = jaxprs.carried(eqn)
         if which < last - first or (deeper := _within(inner, out)) is None:
             return None

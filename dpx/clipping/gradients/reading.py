@@ -8,6 +8,7 @@ and runs a program so that it hands values out.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -184,7 +185,7 @@ class Reader:
                 value, varies = self._outside(eqn, factor.value)
                 factors.append(Factor(value, (label, *factor.axes) if varies else factor.axes))
             new = term._replace(left=factors[0], right=factors[1])
-            if not jaxprs.is_loop(eqn):
+            if eqn.primitive.name != "scan":
                 return new
             sizes = term.sizes | {label: eqn.params["length"]}
             new = new._replace(axes=((label,), *new.axes), sizes=sizes)
@@ -202,13 +203,13 @@ class Reader:
             at = inner.invars.index(value)
             if not isinstance(eqn.invars[at], core.Literal) and not first <= at < last:
                 return eqn.invars[at], at >= last
-        return self.handed(eqn, value), jaxprs.is_loop(eqn)
+        return self.handed(eqn, value), eqn.primitive.name == "scan"
 
     def handed(self, eqn: Any, value: Any) -> Value:
         """The value here that stands for one that the body of an equation hands out, stacked by a loop."""
         handed = self._handed.setdefault(id(eqn), {})
         if value not in handed:
-            leading = (eqn.params["length"],) if jaxprs.is_loop(eqn) else ()
+            leading = (eqn.params["length"],) if eqn.primitive.name == "scan" else ()
             shape = (*leading, *value.aval.shape)
             handed[value] = Value(jax.ShapeDtypeStruct(shape, value.aval.dtype))
         return handed[value]
@@ -287,7 +288,27 @@ class Reader:
             # JAX rounds so what a policy of `jax.checkpoint` saves. While both are used, both are held.
             if (given["exponent_bits"], given["mantissa_bits"]) == (kind.nexp, kind.nmant):
                 return values
+        if name in ("scan", *jaxprs.REMAT) and self._convolving(eqn, eqn.params["jaxpr"]):
+            return self._enter(eqn, values, (), False)
+        if (key := {"cond": "branches", "while": "body_jaxpr"}.get(name)) is not None:
+            made = jax.tree.map(functools.partial(self._by_products, eqn), eqn.params[key])
+            eqn = eqn.replace(params=eqn.params | {key: made})
         return jaxprs.bind(eqn, values)
+
+    def _convolving(self, eqn: Any, body: Any) -> "Reader | None":
+        """The reader of a body that convolves two of the example's own values; None for any other."""
+        closed, (first, last) = jaxprs.as_closed(body), jaxprs.carried(eqn)
+        shared = [self.is_shared(v) for v in eqn.invars]
+        shared[first:last] = [False] * (last - first)
+        shared = shared[len(shared) - len(closed.jaxpr.invars) :]
+        used = jaxprs.walked(closed.jaxpr, [not each for each in shared])
+        convolved = (own for each, own, _ in used if each.primitive.name == "conv_general_dilated")
+        return Reader(closed, shared) if any(map(all, convolved)) else None
+
+    def _by_products(self, eqn: Any, body: core.ClosedJaxpr) -> core.ClosedJaxpr:
+        """A body with such convolutions made as `_evaluate` makes them."""
+        inner = self._convolving(eqn, body)
+        return jax.make_jaxpr(lambda *x: inner.run(x, ())[0])(*body.in_avals) if inner else body
 
     def _enter(self, eqn: Any, values: list, wanted: Sequence[Any], inline: bool) -> list:
         """The results of an equation with a body, and the values that the body hands out."""
@@ -301,7 +322,7 @@ class Reader:
             made = block(*values[:first], *carry, *xs)
             return made[: last - first], made[last - first :]
 
-        if jaxprs.is_loop(eqn):
+        if eqn.primitive.name == "scan":
             options = jaxprs.scan_options(eqn)
             carry, ys = lax.scan(step, values[first:last], values[last:], **options)
             return [*carry, *ys]

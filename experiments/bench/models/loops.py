@@ -19,7 +19,7 @@ KEY = jax.random.key(0)
 
 def sequences() -> jax.Array:
     """Inputs of recurrent layers."""
-    return normal(LENGTH, WIDTH)
+    return normal(100, WIDTH)
 
 
 def masked(p, x):
