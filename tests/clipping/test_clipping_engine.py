@@ -98,13 +98,13 @@ def test_explain_names_uses_rules_and_costs(capsys):
     loss, params, batch = clipping_models.MODELS["without rules"]()
     dpx.explain_clipping(loss, params, *batch)
     assert "no rule for " in capsys.readouterr().out
-    found = dpx.explain_clipping(tied_loss, tied_params(5000), clipping_models.tokens())
+    found = dpx.explain_clipping(tied_loss, tied_params(5000, 16), clipping_models.tokens())
     assert capsys.readouterr().out == f"{found}\n"
     embed, mix = found.rows
-    assert (embed.path, embed.shape, embed.rule) == ("embed", (5000, 8), "Gram")
+    assert (embed.path, embed.shape, embed.rule) == ("embed", (5000, 16), "Gram")
     assert sorted(embed.uses) == ["dot_general", "gather"]
     assert embed.has_rule
-    assert mix.extra_bytes == 4 * 8 * 8
+    assert mix.extra_bytes == 4 * 16 * 16
     assert found.extra_bytes == embed.extra_bytes + mix.extra_bytes
     assert found.extra_flops == embed.extra_flops + mix.extra_flops
     loss, params, batch = clipping_models.MODELS["without rules"]()
