@@ -39,6 +39,7 @@ from experiments.dp_transformer import classifier, labelled_texts
 
 TASKS = flags.DEFINE_list("tasks", ["digits", "surnames", "histories"], "what is learned")
 SEEDS = flags.DEFINE_integer("seeds", 3, "trainings of each point", lower_bound=1)
+FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "the others follow it", lower_bound=0)
 EPOCHS = flags.DEFINE_float("epochs", 10.0, "how often each record is used", lower_bound=1.0)
 TINY = flags.DEFINE_bool("tiny", False, "one ε, two points and few records, to try that it runs")
 MODEL = flags.DEFINE_string("model", None, "folder of MiniLM for sentences; its wheel by default")
@@ -220,15 +221,15 @@ def measured(
     """The metric (seeds, n) of n trainings that share batches, and so their size and sampling."""
     records = len(task.data[0])
     shared = {"sampling_probability": batch / records, "steps": steps}
-    drawn = []
-    for seed in range(SEEDS.value):
+    seeds, drawn = range(FIRST_SEED.value, FIRST_SEED.value + SEEDS.value), []
+    for seed in seeds:
         secret = np.random.SeedSequence([seed, 2**40])
         drawn.append(list(sampling.batches(records, **shared, seed=secret)))
     # All seeds have one shape, so that they are compiled once.
     size = max(len(mask) for pairs in drawn for _, mask in pairs)
     bare, found = task._replace(data=(), params=()), []
     of_each = settings, jnp.asarray(noises), jnp.asarray(normalize)
-    for seed, pairs in enumerate(drawn):
+    for seed, pairs in zip(seeds, drawn, strict=True):
         batches = [np.zeros((steps, size), dtype) for dtype in (np.int32, bool)]
         for step, pair in enumerate(pairs):
             for whole, part in zip(batches, pair, strict=True):
