@@ -75,6 +75,14 @@ TRAININGS = [
         {"fit": {"steps": 200, "batch_size": 1024}},
         section="fit",
     ),
+    Training(
+        "histories, a small transformer",
+        "",
+        20_000,
+        (2, 8),
+        {"fit": {"steps": 200, "batch_size": 1024}},
+        section="fit",
+    ),
 ]
 
 
