@@ -34,6 +34,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _COMMAND = re.compile(
     r"^(?:.*&& )?(?:\w+=\S+ )?(?:[\w./]*python -m (experiments\.[\w.]+|pytest)|dpx (\w+))(?: +(.*))?$"
 )
+_ADOPTED = re.compile(r"adopt_module_key_flags\((\w+)\)")
 _DEFINED_FLAG = re.compile(r"DEFINE_\w+\(\s*\"(\w+)\"")
 
 
@@ -115,6 +116,8 @@ def check_command(line: str) -> str | None:
     source = source / "__main__.py" if source.is_dir() else source.with_suffix(".py")
     assert source.exists(), f"{launched} is no command"
     texts = [source.read_text(encoding="utf-8")]
+    for adopted in _ADOPTED.findall(texts[0]):
+        texts.append(source.with_name(f"{adopted}.py").read_text(encoding="utf-8"))
     if launched in ("run", "sweep"):
         texts.append((ROOT / "dpx/launch/cli.py").read_text(encoding="utf-8"))
     flags = {"help", *(name for text in texts for name in _DEFINED_FLAG.findall(text))}

@@ -39,7 +39,7 @@ from dpx.training.sampling import Sampling
 STEP_NOISE = 0.01
 LEAST_STEPS, MOST_STEPS = 200, 1000
 # Of the learning rate of Adam. From Mechanic's own 1e-6 it takes many of 200 steps to get anywhere.
-_FIRST_BET = 1e-2
+FIRST_BET = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,7 @@ def untuned(steps: int) -> optax.GradientTransformation:
     parameters, where Adam's is two.
     """
     falling = optax.linear_schedule(1.0, 0.0, steps)
-    inner = optax.contrib.mechanize(optax.adam(falling), s_init=_FIRST_BET)
+    inner = optax.contrib.mechanize(optax.adam(falling), s_init=FIRST_BET)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return inner.update(updates, state, wide(params))  # its state is as wide as the gradients

@@ -39,6 +39,7 @@ from experiments.dp_transformer import classifier, labelled_texts
 
 TASKS = flags.DEFINE_list("tasks", ["digits", "surnames", "histories"], "what is learned")
 SEEDS = flags.DEFINE_integer("seeds", 3, "trainings of each point", lower_bound=1)
+FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "the others follow it", lower_bound=0)
 EPOCHS = flags.DEFINE_float("epochs", 10.0, "how often each record is used", lower_bound=1.0)
 TINY = flags.DEFINE_bool("tiny", False, "one ε, two points and few records, to try that it runs")
 MODEL = flags.DEFINE_string("model", None, "folder of MiniLM for sentences; its wheel by default")
@@ -147,12 +148,20 @@ def sentences() -> Task:
     )
 
 
+TASKS_BY_NAME = {
+    "digits": digits,
+    "surnames": names,
+    "histories": histories,
+    "sentences": sentences,
+}
+
+
 class Point(NamedTuple):
     """A way to train: a batch, steps and sampling, and what is not of one shape: how fast, and the norm."""
 
     batch: float
     steps: int
-    rate: float | None  # None: found while training
+    rate: float
     normalize: bool
 
     def __str__(self) -> str:
@@ -160,13 +169,24 @@ class Point(NamedTuple):
         return f"{self.steps:,} × {self.batch:.4g}, rate {self.rate:g}, {norm}"
 
 
-@functools.partial(jax.jit, static_argnames=("task", "found"))
-def trained(task, start, data, batches, batch, found, noises, rates, normalize, key):
-    """The metric (n,) of n trainings on the same batches, by their noise multipliers and learning rates."""
+def adam(steps: int, rate: Any) -> optax.GradientTransformation:
+    """Adam whose learning rate falls to zero over all steps."""
+    return optax.adam(optax.linear_schedule(rate, 0.0, steps))
+
+
+def untuned(steps: int, rate: Any) -> optax.GradientTransformation:
+    """What `fit` takes: there is no rate to be given."""
+    del rate
+    return planning.untuned(steps)
+
+
+@functools.partial(jax.jit, static_argnames=("task", "optimizer"))
+def trained(task, start, data, batches, batch, optimizer, settings, noises, normalize, key):
+    """The metric (n,) of n trainings on the same batches, by their optimizers' settings and noise."""
     flat, rebuild = ravel_pytree(start)
 
-    def one(noise, rate, normalize):
-        optimizer = planning.untuned(len(batches[0])) if found else optax.scale_by_adam()
+    def one(setting, noise, normalize):
+        moves = optimizer(len(batches[0]), setting)
 
         def step(state, now):
             number, indices, mask = now
@@ -178,49 +198,45 @@ def trained(task, start, data, batches, batch, found, noises, rates, normalize, 
             lengths = jnp.where(normalize, norms + NORMALIZE_GAMMA, jnp.maximum(norms, 1))
             total = (mask / lengths) @ grads
             total += noise * jax.random.normal(jax.random.fold_in(key, number), total.shape)
-            updates, inner = optimizer.update(total / batch, inner, params)
-            left = 1 - number / len(batches[0])
-            return (params + (updates if found else -rate * left * updates), inner), None
+            updates, inner = moves.update(total / batch, inner, params)
+            return (params + updates, inner), None
 
-        state = flat, optimizer.init(flat)
+        state = flat, moves.init(flat)
         (params, _), _ = jax.lax.scan(step, state, (jnp.arange(len(batches[0])), *batches))
         return task.metric(rebuild(params))
 
-    return jax.vmap(one)(noises, rates, normalize)
+    return jax.vmap(one)(settings, noises, normalize)
 
 
-def measured(task: Task, sampling: Any, points: list[Point], noises: list[float]) -> np.ndarray:
-    """Means over seeds (n,) of n points of one shape: one batch size, number of steps and sampling."""
-    first, found = points[0], []
+def measured(
+    task: Task,
+    sampling: Any,
+    batch: float,
+    steps: int,
+    optimizer: Callable[[int, Any], optax.GradientTransformation],
+    settings: Any,
+    noises: Any,
+    normalize: Any,
+) -> np.ndarray:
+    """The metric (seeds, n) of n trainings that share batches, and so their size and sampling."""
     records = len(task.data[0])
-    for seed in range(SEEDS.value):
-        drawn = sampling.batches(
-            records,
-            sampling_probability=first.batch / records,
-            steps=first.steps,
-            seed=np.random.SeedSequence([seed, 2**40]),
-        )
-        drawn = list(drawn)
-        size = max(len(mask) for _, mask in drawn)
-        batches = [np.zeros((len(drawn), size), dtype) for dtype in (np.int32, bool)]
-        for step, pair in enumerate(drawn):
+    shared = {"sampling_probability": batch / records, "steps": steps}
+    seeds, drawn = range(FIRST_SEED.value, FIRST_SEED.value + SEEDS.value), []
+    for seed in seeds:
+        secret = np.random.SeedSequence([seed, 2**40])
+        drawn.append(list(sampling.batches(records, **shared, seed=secret)))
+    # All seeds have one shape, so that they are compiled once.
+    size = max(len(mask) for pairs in drawn for _, mask in pairs)
+    bare, found = task._replace(data=(), params=()), []
+    of_each = settings, jnp.asarray(noises), jnp.asarray(normalize)
+    for seed, pairs in zip(seeds, drawn, strict=True):
+        batches = [np.zeros((steps, size), dtype) for dtype in (np.int32, bool)]
+        for step, pair in enumerate(pairs):
             for whole, part in zip(batches, pair, strict=True):
                 whole[step, : len(part)] = part
-        of_each = zip(points, noises, strict=True)
-        settings = np.array([(noise, p.rate or 0, p.normalize) for p, noise in of_each])
-        found.append(
-            trained(
-                task._replace(data=(), params=()),
-                task.params,
-                task.data,
-                tuple(batches),
-                first.batch,
-                first.rate is None,
-                *settings.T,
-                jax.random.key(seed),
-            )
-        )
-    return np.mean(found, axis=0)
+        about = task.params, task.data, tuple(batches), batch, optimizer
+        found.append(trained(bare, *about, *of_each, jax.random.key(seed)))
+    return np.array(found)
 
 
 def grid(records: int) -> list[list[Point]]:
@@ -237,13 +253,12 @@ def grid(records: int) -> list[list[Point]]:
 
 def main(argv: list[str]) -> None:
     del argv
-    make = {"digits": digits, "surnames": names, "histories": histories, "sentences": sentences}
     epsilons = EPSILONS[:1] if TINY.value else EPSILONS
     print(f"{EPOCHS.value:g} epochs, {SEEDS.value} seeds\n")
     print("| task | ε | the plan | metric | best of a grid | metric | behind by |")
     print("|---|---|---|---|---|---|---|")
     for name in TASKS.value:
-        task = make[name]()
+        task = TASKS_BY_NAME[name]()
         if TINY.value:
             task = task._replace(data=jax.tree.map(lambda x: x[:60], task.data))
         records, began = len(task.data[0]), time.process_time()
@@ -259,18 +274,21 @@ def main(argv: list[str]) -> None:
                 )
                 for epsilon in epsilons
             ]
-            noises = [noise for noise in multipliers for _ in points]
-            metrics = measured(task, Poisson(), points * len(epsilons), noises)
+            rates, normalize = (jnp.array([p[i] for p in points] * len(epsilons)) for i in (2, 3))
+            shape = points[0].batch, points[0].steps
+            noises = np.repeat(multipliers, len(points))
+            metrics = measured(task, Poisson(), *shape, adam, rates, noises, normalize).mean(0)
             for epsilon, values in zip(epsilons, metrics.reshape(-1, len(points)), strict=True):
                 rows[epsilon] += zip(values.tolist(), points, strict=True)
         for epsilon in epsilons:
             chosen = dpx.training.plan(records, epsilon=epsilon, delta=delta, epochs=EPOCHS.value)
-            point = Point(chosen.batch_size, chosen.steps, None, True)
-            (metric,) = measured(task, chosen.sampling, [point], [chosen.noise_multiplier])
+            shape, noise = (chosen.batch_size, chosen.steps), [chosen.noise_multiplier]
+            nothing = jnp.zeros(1)
+            metric = measured(task, chosen.sampling, *shape, untuned, nothing, noise, [True]).mean()
             best, at = max(rows[epsilon], key=lambda row: task.sign * row[0])
             behind = 100 * task.sign * (best - metric) / best
             print(
-                f"| {name} | {epsilon:g} | {point.steps:,} × {point.batch:g} | {metric:.4g} | {at} | "
+                f"| {name} | {epsilon:g} | {chosen.steps:,} × {chosen.batch_size:g} | {metric:.4g} | {at} | "
                 f"{best:.4g} | {behind:.1f} % |",
                 flush=True,
             )

@@ -19,6 +19,7 @@ COMMANDS = {
     "memories": ["--rows=100", "--epsilons=3"],
     "noise": ["--size=65536", "--runs=10", "--repeats=1"],
     "noisy_head": ["--trials=2", "--num_prompts=50"],
+    "optimizers": ["--tiny", "--tasks=digits", "--seeds=2", "--epochs=2"],
     "plan": ["--tiny", "--tasks=digits", "--seeds=1", "--epochs=2"],
     "reattention": ["--items=50", "--batch=4", "--repeats=3"],
     "remat": [
