@@ -164,7 +164,10 @@ def workdir(needed: str) -> Path:
 
 
 def stop(error: Exception) -> NoReturn:
-    """Prints the first line of an error and exits with status 2."""
+    """Prints the first line of an error and exits with status 2, or with 141 if nobody reads the output."""
+    if isinstance(error, BrokenPipeError):  # as of `dpx run ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     text = in_one_line(error)
     sys.stderr.write(f"error: {text}\n")
     sys.exit(2)

@@ -389,3 +389,19 @@ def test_a_run_without_progress_prints_no_loss(tmp_path):
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     assert "1 of 1 done" in (tmp_path / "sweep" / "log.txt").read_text()
+
+
+def test_output_that_nobody_reads_any_more_is_no_error():
+    code = (
+        "from dpx.launch import cli\n"
+        "try:\n"
+        "    while True:\n"
+        "        print('a line')\n"
+        "except OSError as error:\n"
+        "    cli.stop(error)\n"
+    )
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
