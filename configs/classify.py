@@ -48,6 +48,8 @@ MEANINGS = common.MEANINGS | {
     "model.dim": "width of the encoder from scratch",
     "model.num_layers": "its layers",
     "model.num_heads": "its attention heads",
+    "model.read_layers": "layers whose mean states are the features, side by side: the last ones",
+    "center_budget_fraction": "share of μ² for the mean of the features, which is subtracted",
     "tune.mode": 'what is trained beside the head: "probe" nothing, "lora" adapters, "full" all',
     "tune.target_modules": "which modules get adapters, as peft names them: all-linear, query, …",
     "tune.rank": "rank of an adapter",
@@ -104,6 +106,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
             "comparisons": config_dict.placeholder(bool),
+            "center_budget_fraction": 0.02,
             "data": {
                 "kind": variant,
                 "path": config_dict.placeholder(str),
@@ -124,6 +127,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "path": config_dict.placeholder(str),
                 "dtype": "float32",
                 "unroll": True,
+                "read_layers": 4,
                 "dim": 64,
                 "num_layers": 2,
                 "num_heads": 4,
@@ -145,11 +149,11 @@ def get_config(arg: str = "") -> ConfigDict:
                 "batch_size": 1024,
                 "microbatch_size": 32,
                 "records_per_user": 4,
-                "learning_rate": 2e-2,
+                "learning_rate": 2e-3,
                 "warmup": 0.1,
                 "weight_decay": 0.0,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
+                "l2_clip_norm": 5.0,
+                "normalize": False,
                 "accountant": "pld",
                 "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
                 "secure": False,
@@ -160,16 +164,22 @@ def get_config(arg: str = "") -> ConfigDict:
                 start="pretrained",
                 steps=800,
                 batch_size=256,
-                tried={"learning_rate": (1e-3, 5e-3, 2e-2)},
+                tried={"learning_rate": (3e-4, 1e-3, 3e-3)},
             ),
-            "words": {"dim": 2048, "steps": 100, "batch_size": 1024, "learning_rate": 2e-2},
+            "words": {"dim": 2048, "steps": 100, "batch_size": 1024, "learning_rate": 6e-3},
         }
     )
     if tiny:
         config.update(
             {
                 "data": {"length": 24, "generated": 400},
-                "model": {"kind": "scratch", "dim": 16, "num_layers": 1, "num_heads": 2},
+                "model": {
+                    "kind": "scratch",
+                    "dim": 16,
+                    "num_layers": 1,
+                    "num_heads": 2,
+                    "read_layers": 1,
+                },
                 "tune": {"mode": "full"},
                 "train": {"steps": 4, "batch_size": 64, "checkpoint_every": 2},
                 "non_private": {"steps": 4, "batch_size": 32, "tried": {"learning_rate": ()}},

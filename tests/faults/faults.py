@@ -3925,8 +3925,8 @@ FAULTS = (
     Fault(
         "a classifier goes on with other words of the same tokens",
         "experiments/dp_transformer/classify.py",
-        "begun = [*texts, *counted, train.labels",
-        "begun = [*texts, train.labels",
+        "begun = [*tokens, *counted, train.labels",
+        "begun = [*tokens, train.labels",
         "tests/experiments/test_classify.py::test_a_run_goes_on_with_the_same_words_alone",
     ),
     Fault(
