@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from dpx._storage import replacing
 from dpx._validate import check_integer
