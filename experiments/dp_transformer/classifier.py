@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from dpx._validate import check_integer
 from dpx.data.minilm import minilm_folder
 from dpx.nn import pretrained
 from dpx.nn.pretrained import Encoder, EncoderSettings
@@ -76,6 +77,7 @@ def scaled(x: jax.Array) -> jax.Array:
 def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
     check_kind(config.model, "model", "scratch")
+    check_integer(config.model.read_layers, "config.model.read_layers")
     if config.tune.mode not in MODES:
         raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
     if config.model.kind == "scratch" and config.tune.mode != "full":
@@ -98,12 +100,7 @@ def build(config) -> Classifier:
             f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens "
             "that the model was made for"
         )
-    layers = config.model.read_layers
-    if not 1 <= layers <= model.settings.num_layers:
-        raise ValueError(
-            f"config.model.read_layers={layers} must be from 1 to {model.settings.num_layers}, the layers "
-            "that the model has"
-        )
+    layers = min(config.model.read_layers, model.settings.num_layers)
     if mode == "lora":
         attach(model, config.tune)
     trained: Any = {"probe": nnx.Nothing(), "lora": nnx.LoRAParam, "full": nnx.Param}[mode]

@@ -51,7 +51,7 @@ def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
         ({"tune.mode": "none"}, "config.tune.mode='none'"),
         ({"model.kind": "random"}, "config.model.kind='random'"),
         ({"model.path": "folder"}, "config.model.path='folder' must be left out"),
-        ({"model.read_layers": 2}, "config.model.read_layers=2 must be from 1 to 1"),
+        ({"model.read_layers": 0}, "config.model.read_layers=0 must be"),
         ({"center_budget_fraction": 1.0}, r"config.center_budget_fraction=1\.0 must be in"),
         ({"words.batch_size": 10**6}, "config.words.batch_size=1000000"),
         ({"data.held_out": 1.0}, "config.data.held_out=1.0"),
