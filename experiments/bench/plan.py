@@ -128,7 +128,7 @@ def histories() -> Task:
 
 def sentences() -> Task:
     config: Any = classify.get_config()
-    config.model.path = MODEL.value
+    config.model.update({"path": MODEL.value, "read_layers": 1})
     train, test = labelled_texts.load(config)
     model = classifier.build(config)
     x, held = (

@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from dpx._storage import replacing
 from dpx._validate import check_integer
 from dpx.data.embedding import Projection, fit_embedding, fit_projection, load_embedding
 from dpx.data.text import load_texts
-from dpx.nn.pretrained import padded
 from experiments.dp_transformer import classifier, labelled_texts
 from experiments.dp_transformer.documents import newsgroups_table
 from experiments.dp_transformer.labelled_texts import Labelled
-from experiments.dp_transformer.pieces import kept, once
 
 
 class TextEmbedding(Protocol):
@@ -84,8 +81,8 @@ def check(config) -> None:
                 "config.data.test_path is missing: give later texts, of which one half is no secret and "
                 "defines the keys, and the other asks; those of config.data.path are private"
             )
-        classifier.check(_classifier_config(config))
-        width = len(_classifier(_classifier_config(config)).trained["weights"])
+        classifier.check(classifier.untuned(config))
+        width = len(classifier.kept_build(classifier.untuned(config)).center)
         if config.dim > width:
             raise ValueError(
                 f"config.dim={config.dim} must be at most {width}, the width of the encoder"
@@ -127,7 +124,7 @@ def load(config) -> Documents:
     private, later, names = _texts(config)
     public, asking = (later.take(part) for part in _halves(config, later))
     if encodes(config):
-        features = _features(config)
+        features = classifier.features_of(classifier.untuned(config))
         embedding = Encoded(features, fit_projection(features(list(public.texts)), config.dim))
     else:
         embedding = fit_embedding(list(public.texts), config.dim)
@@ -150,7 +147,10 @@ def load_public(config, path: Path) -> TextEmbedding:
     if not encodes(config):
         return load_embedding(path)
     with np.load(path, allow_pickle=False) as arrays:
-        return Encoded(_features(config), Projection(*(arrays[n] for n in Projection._fields)))
+        return Encoded(
+            classifier.features_of(classifier.untuned(config)),
+            Projection(*(arrays[n] for n in Projection._fields)),
+        )
 
 
 def public_files(config) -> list[np.ndarray]:
@@ -212,38 +212,6 @@ def _paths(config) -> tuple[str, str]:
         return config.data.path, config.data.public_path
     private, public = (str(newsgroups_table(half)) for half in ("train", "test"))
     return private, public
-
-
-def _classifier_config(config) -> ConfigDict:
-    """The config of a classifier that has the encoder, of which nothing is trained."""
-    is_new = config.model.kind != "pretrained"
-    return ConfigDict(
-        {
-            "seed": config.seed if is_new else 0,  # on which only an encoder from scratch depends
-            "data": {"length": config.data.length, "labels": tuple(config.data.labels)},
-            "model": config.model,
-            "tune": {"mode": "full" if is_new else "probe"},
-        }
-    )
-
-
-_classifier = kept(classifier.build)
-
-
-def _features(config) -> Callable[[Sequence[str]], np.ndarray]:
-    return _features_by(_classifier_config(config))
-
-
-@kept
-def _features_by(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
-    """Features (n, d) of texts by the encoder of a classifier."""
-    model = _classifier(about)
-
-    def read(texts: list[str]) -> np.ndarray:
-        arrays = padded(model.tokenizer.encode(texts, model.length), model.length)
-        return classifier.frozen_features(model, *arrays)
-
-    return once(read)
 
 
 def _generated(count: int, rng) -> tuple[list[str], list[str]]:

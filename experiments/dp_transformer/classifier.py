@@ -1,5 +1,6 @@
 """A classifier of texts on an encoder: how a config builds it, its loss, and what a run leaves of it."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from ml_collections import ConfigDict
 
+from dpx._validate import check_integer
 from dpx.data.minilm import minilm_folder
 from dpx.nn import pretrained
 from dpx.nn.pretrained import Encoder, EncoderSettings
 from dpx.training import checkpoints
 from experiments.dp_transformer.documents import Bytes, check_kind
-from experiments.dp_transformer.pieces import in_pieces
+from experiments.dp_transformer.pieces import in_pieces, kept, once
 from experiments.dp_transformer.tuned_text import attach
 
 MODES = ("probe", "lora", "full")
@@ -22,7 +25,17 @@ _PIECE = 64  # texts that are read at a time
 
 
 class Classifier(NamedTuple):
-    """An encoder in parts, and its tokenizer. `trained` is a head and what tuning changes of the encoder."""
+    """An encoder in parts, and its tokenizer.
+
+    Attributes:
+      graph, frozen: The encoder's structure, and what tuning leaves as it is.
+      trained: A head, and what tuning changes of the encoder.
+      length: How many tokens of a text are read.
+      labels: Their names.
+      mode: One of `MODES`.
+      layers: How many layers are read, the last ones.
+      center: What is subtracted from the features, (d,).
+    """
 
     graph: Any
     trained: dict[str, Any]
@@ -31,16 +44,24 @@ class Classifier(NamedTuple):
     length: int
     labels: tuple[str, ...]
     mode: str
+    layers: int
+    center: np.ndarray
 
     def features(self, tuned: Any, frozen: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        """(..., d): the mean hidden state over the tokens of each text, scaled to entries of mean square one.
+        """(..., d): the mean hidden states over the tokens of each text, of all layers that are read.
 
-        Scaled to length one it is the embedding of a sentence encoder such as MiniLM.
+        The means stand side by side, each scaled to entries of mean square one, as are the features after
+        `center` is subtracted. Of the last layer alone, and without a center, they have the direction of the
+        embedding of a sentence encoder such as MiniLM. Devlin et al. (arXiv 1810.04805, section 5.3) read
+        four layers.
         """
-        hidden = nnx.merge(self.graph, tuned, frozen)(tokens, mask).astype(jnp.float32)
-        mean = jnp.where(mask[..., None], hidden, 0).sum(-2)
-        square = jnp.square(mean).mean(-1, keepdims=True)
-        return mean * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
+        states = nnx.merge(self.graph, tuned, frozen).states(tokens, mask, last=self.layers)
+        hidden = [jnp.where(mask[..., None], x.astype(jnp.float32), 0) for x in states]
+        return self.centered(jnp.concatenate([scaled(x.sum(-2)) for x in hidden], axis=-1))
+
+    def centered(self, features: Any) -> jax.Array:
+        """(..., d): features from which nothing is subtracted yet, with `center` subtracted."""
+        return scaled(features - self.center)
 
     def logits(self, trained: dict[str, Any], frozen: Any, *text: jax.Array) -> jax.Array:
         """(..., labels) of texts: tokens and mask, or the features of a frozen encoder."""
@@ -48,9 +69,15 @@ class Classifier(NamedTuple):
         return x @ trained["weights"] + trained["bias"]
 
 
+def scaled(x: jax.Array) -> jax.Array:
+    """(..., d) with entries of mean square one."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(-1, keepdims=True), 1e-12))
+
+
 def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
     check_kind(config.model, "model", "scratch")
+    check_integer(config.model.read_layers, "config.model.read_layers")
     if config.tune.mode not in MODES:
         raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
     if config.model.kind == "scratch" and config.tune.mode != "full":
@@ -73,14 +100,16 @@ def build(config) -> Classifier:
             f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens "
             "that the model was made for"
         )
+    layers = min(config.model.read_layers, model.settings.num_layers)
     if mode == "lora":
         attach(model, config.tune)
     trained: Any = {"probe": nnx.Nothing(), "lora": nnx.LoRAParam, "full": nnx.Param}[mode]
     graph, tuned, frozen = nnx.split(model, trained, ...)
-    labels, dim = tuple(config.data.labels), model.settings.dim
+    labels, dim = tuple(config.data.labels), layers * model.settings.dim
     head = {"weights": jnp.zeros((dim, len(labels))), "bias": jnp.zeros(len(labels))}
     own = head if mode == "probe" else head | {"encoder": tuned}
-    return Classifier(graph, own, frozen, tokenizer, length, labels, mode)
+    center = np.zeros(dim, np.float32)
+    return Classifier(graph, own, frozen, tokenizer, length, labels, mode, layers, center)
 
 
 def loss(model: Classifier, trained: dict[str, Any], frozen: Any, *example: jax.Array) -> jax.Array:
@@ -133,6 +162,34 @@ def frozen_features(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> 
     return in_pieces(lambda rows: read(model.frozen, tokens[rows], mask[rows]), len(tokens), _PIECE)
 
 
+def untuned(config) -> ConfigDict:
+    """The config of a classifier with the encoder of a config, of which nothing is trained."""
+    is_new = config.model.kind == "scratch"
+    return ConfigDict(
+        {
+            "seed": config.seed if is_new else 0,  # on which only an encoder from scratch depends
+            "data": {"length": config.data.length, "labels": tuple(config.data.labels)},
+            "model": config.model,
+            "tune": {"mode": "full" if is_new else "probe"},
+        }
+    )
+
+
+kept_build = kept(build)
+
+
+@kept
+def features_of(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
+    """Features (n, d) of texts by the encoder of an `untuned` config; each text is read once."""
+    model = kept_build(about)
+
+    def read(texts: list[str]) -> np.ndarray:
+        arrays = pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
+        return frozen_features(model, *arrays)
+
+    return once(read)
+
+
 class PrivateClassifier:
     """A trained classifier."""
 
@@ -157,12 +214,13 @@ class PrivateClassifier:
         return [dict(zip(model.labels, row.tolist(), strict=True)) for row in odds]
 
     def save(self, workdir: Path) -> None:
-        """Saves what was trained, and nothing else."""
-        checkpoints.save_model(workdir, {"trained": self._trained})
+        """Saves what was trained and what is subtracted, and nothing else."""
+        found = {"trained": self._trained, "center": self._model.center}
+        checkpoints.save_model(workdir, found)
 
 
 def load(config, workdir: Path) -> PrivateClassifier:
     """The private classifier that a run left, on the encoder of its config. Reads no private data."""
     model = build(config)
-    saved = checkpoints.load_model(workdir, {"trained": model.trained})
-    return PrivateClassifier(model, saved["trained"])
+    saved = checkpoints.load_model(workdir, {"trained": model.trained, "center": model.center})
+    return PrivateClassifier(model._replace(center=saved["center"]), saved["trained"])

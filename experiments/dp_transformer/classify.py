@@ -14,10 +14,17 @@ from dpx.data.newsgroups import tokenize
 from dpx.data.records import of_units
 from dpx.launch import plotting
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
+from dpx.privacy import PrivacyGuarantee
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
 from experiments.cross_attention.classifiers import class_means, guarantee
-from experiments.dp_transformer import classifier, labelled_texts, training, without_privacy
+from experiments.dp_transformer import (
+    classifier,
+    feature_center,
+    labelled_texts,
+    training,
+    without_privacy,
+)
 from experiments.dp_transformer.classifier import Classifier, PrivateClassifier
 from experiments.dp_transformer.labelled_texts import Labelled, unit
 
@@ -42,6 +49,7 @@ def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
     labelled_texts.check(config)
     classifier.check(config)
+    feature_center.check(config)
     classifier.build(config)
     train, _ = labelled_texts.load(config)
     training.check_both(config, train.num_units)
@@ -52,7 +60,7 @@ def validate(config) -> None:
 def plan(config) -> Plan:
     """What a run will release, without training."""
     train, _ = labelled_texts.load(config)
-    found, headline = _private(config, config.train, train, ())
+    found, headline = _private(config, config.train, train, (), _center(config, ()))
     releases = {"dp_classifier": headline}
     if _compared(config):
         means = guarantee(config.epsilon, config.delta, "class means", unit(config))
@@ -67,36 +75,47 @@ def run(config, workdir: Path) -> Outcome:
     """Trains the classifier privately and without privacy, and what stands beside it."""
     train, test = labelled_texts.load(config)
     model = classifier.build(config)
-    read = functools.partial(_read, model)
     synthetic = config.data.kind == "generated"
-    texts, asked = read(train), read(test)
+    tokens, asked = (part.tokens(model.tokenizer, model.length) for part in (train, test))
+    read_features = classifier.features_of(classifier.untuned(config))
+    features, to_ask = read_features(train.texts), read_features(test.texts)
     counted = [hashed(train.texts, config.words.dim)] if _compared(config) else []
-    begun = [*texts, *counted, train.labels, *classifier.model_files(config)]
+    begun = [*tokens, *counted, train.labels, *classifier.model_files(config)]
     begun += [] if train.users is None else [train.users]
     keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(begun))
     train_one = functools.partial(_train, config, workdir, keys)
 
-    privacy, headline = _private(config, config.train, train, _assumptions(config))
+    around = _center(config, _assumptions(config))
+    privacy, headline = _private(config, config.train, train, _assumptions(config), around)
+    if around is not None:
+        key = keys.noise("center")
+        model = model._replace(center=feature_center.private(key, config, features, train.users))
+    read = functools.partial(_read, model)
+    texts = read(tokens, features)
     private = train_one(model, texts, train, "dp_classifier", config.train, privacy)
     private.save(workdir)
     releases = {"dp_classifier": headline}
-    rows = {"dp_classifier": private.logits(*asked)}
+    rows = {"dp_classifier": private.logits(*read(asked, to_ask))}
     notes = ""
     if config.non_private.steps:
-        chosen = _without_privacy(config, train_one, model, texts, train)
-        plain = train_one(model, texts, train, "classifier", chosen.way.section, None)
-        rows["classifier"] = plain.logits(*asked)
+        exact = model
+        if around is not None:
+            exact = model._replace(center=feature_center.exact(features, train.users))
+        texts = _read(exact, tokens, features)
+        chosen = _without_privacy(config, train_one, exact, texts, train)
+        plain = train_one(exact, texts, train, "classifier", chosen.way.section, None)
+        rows["classifier"] = plain.logits(*_read(exact, asked, to_ask))
         notes = f"Without privacy the classifier was trained {chosen.words}"
     if _compared(config):
         budget = {"epsilon": config.epsilon, "delta": config.delta, "unit": unit(config)}
-        features = [
+        features, to_ask = (
             x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-            for x in _features(model, texts, asked)
-        ]
+            for x in (features, to_ask)
+        )
         of_labels = np.eye(len(model.labels))[train.labels]
-        means, spent = class_means(keys.noise("dp_prototypes"), features[0], of_labels, **budget)
+        means, spent = class_means(keys.noise("dp_prototypes"), features, of_labels, **budget)
         releases["dp_prototypes"] = spent.assuming(*_assumptions(config))
-        rows["dp_prototypes"] = features[1] @ means.T
+        rows["dp_prototypes"] = to_ask @ means.T
         words = model._replace(mode="probe", trained=_head(config.words.dim, len(model.labels)))
         section = words_section(config)
         privacy, spent = _private(config, section, train, _assumptions(config))
@@ -188,21 +207,26 @@ def _assumptions(config) -> tuple[str, ...]:
     )
 
 
-def _private(config, section, train: Labelled, assumptions: tuple[str, ...]):
-    budget = config.epsilon, config.delta
-    return training.make_private(section, *budget, train.num_units, unit(config), assumptions)
+def _private(config, section, train: Labelled, assumptions: tuple[str, ...], beside=None):
+    return training.make_private(
+        section,
+        config.epsilon,
+        config.delta,
+        train.num_units,
+        unit(config),
+        assumptions,
+        beside=beside,
+        beside_label=feature_center.LABEL,
+    )
 
 
-def _read(model: Classifier, data: Labelled) -> tuple[np.ndarray, ...]:
-    """What the loss takes of texts: tokens and mask, or features, which a frozen encoder makes once."""
-    arrays = data.tokens(model.tokenizer, model.length)
-    return (classifier.frozen_features(model, *arrays),) if model.mode == "probe" else arrays
+def _center(config, assumptions: tuple[str, ...]) -> PrivacyGuarantee | None:
+    return feature_center.guarantee(config, unit(config), assumptions)
 
 
-def _features(model: Classifier, *parts: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    if model.mode == "probe":
-        return [part[0] for part in parts]
-    return [classifier.frozen_features(model, *part) for part in parts]
+def _read(model: Classifier, tokens: tuple[np.ndarray, ...], features: np.ndarray):
+    """What the loss takes of texts: tokens and mask or, of a frozen encoder, its centered features."""
+    return (np.asarray(model.centered(features)),) if model.mode == "probe" else tokens
 
 
 def _head(dim: int, labels: int) -> dict[str, np.ndarray]:

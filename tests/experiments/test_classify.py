@@ -11,9 +11,11 @@ from all_configs import configured
 from command_line import call
 from sklearn import metrics
 
+from dpx import audit
 from dpx.data import sentences
 from dpx.launch import query, records, run
-from experiments.dp_transformer import classifier, classify, labelled_texts
+from dpx.privacy import ADD_OR_REMOVE_ONE
+from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
 
 SOURCE = "classify:sentences,tiny"
@@ -49,6 +51,8 @@ def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
         ({"tune.mode": "none"}, "config.tune.mode='none'"),
         ({"model.kind": "random"}, "config.model.kind='random'"),
         ({"model.path": "folder"}, "config.model.path='folder' must be left out"),
+        ({"model.read_layers": 0}, "config.model.read_layers=0 must be"),
+        ({"center_budget_fraction": 1.0}, r"config.center_budget_fraction=1\.0 must be in"),
         ({"words.batch_size": 10**6}, "config.words.batch_size=1000000"),
         ({"data.held_out": 1.0}, "config.data.held_out=1.0"),
     ],
@@ -179,6 +183,56 @@ def test_a_run_goes_on_with_the_same_words_alone(tmp_path, monkeypatch):
     assert any(np.array_equal(x, words) for x in begun)
 
 
+def center(features, users=None, fraction=0.02, epsilon=8.0):
+    config = records.load_config(SOURCE)
+    config.center_budget_fraction, config.epsilon = fraction, epsilon
+    return feature_center.private(jax.random.key(0), config, features, users)
+
+
+def test_the_mean_that_is_subtracted_counts_every_unit_alike():
+    x = np.random.default_rng(0).normal(size=(60, 8)).astype("f4") + 1
+    unit = x / np.sqrt(np.square(x).mean(1, keepdims=True))
+    np.testing.assert_allclose(center(x, epsilon=1e8), unit.mean(0), atol=1e-4)
+    np.testing.assert_allclose(feature_center.exact(x, None), unit.mean(0), atol=1e-6)
+    users = np.arange(60) % 7
+    of_users = np.mean([unit[users == user].mean(0) for user in range(7)], axis=0)
+    np.testing.assert_allclose(center(x, users, epsilon=1e8), of_users, atol=1e-3)
+    x[3] = np.nan  # a text that is not finite adds nothing
+    unit[3] = 0
+    np.testing.assert_allclose(center(x, epsilon=1e8), unit.mean(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("texts", [1, 30])
+def test_a_unit_moves_the_mean_by_what_is_declared(texts):
+    x = np.random.default_rng(0).normal(size=(40 + texts, 8)).astype("f4")
+    x[40:] = 1e3 * x[-1]  # all of them a user's, of one direction
+    users = np.minimum(np.arange(len(x)), 40)
+
+    def program(kept):
+        return center(x[np.isin(users, kept)], users[np.isin(users, kept)])
+
+    with audit.recording():
+        replayed = audit.replay(program, list(range(41)), list(range(40))).check()
+    assert replayed.largest_ratio > 0.99
+    config = records.load_config(SOURCE)
+    spent = feature_center.guarantee(config, "text", ())
+    drawn = replayed.recording.epsilon(spent.delta, ADD_OR_REMOVE_ONE)
+    np.testing.assert_allclose(drawn, spent.epsilon, rtol=1e-6)
+
+
+def test_the_mean_that_is_subtracted_is_paid_for():
+    """Without it training needs less noise, and with it both together cost the budget."""
+    config, noise = records.load_config(SOURCE), {}
+    for fraction in (0.0, 0.3):
+        config.center_budget_fraction = fraction
+        planned = classify.plan(config)
+        noise[fraction] = planned.parameters["noise_multiplier"]
+        headline = planned.releases["dp_classifier"]
+        assert 0.95 * config.epsilon < headline.epsilon <= config.epsilon
+        assert (feature_center.LABEL in headline.mechanism) == (fraction > 0)
+    assert noise[0.3] > 1.05 * noise[0.0]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classify")
@@ -241,7 +295,7 @@ def test_a_pretrained_encoder_starts_as_it_is(tmp_path, mode):
     """New adapters and a head of zeros change no feature, and every mode reads the same ones."""
     config = records.load_config(SOURCE)
     config.model.update({"kind": "pretrained", "path": str(with_tokenizer(tmp_path / "model"))})
-    config.tune.mode, config.data.length = mode, 16
+    config.tune.mode, config.data.length, config.model.read_layers = mode, 16, 2
     model = classifier.build(config)
     train, _ = labelled_texts.load(config)
     tokens, mask = train.take(slice(5)).tokens(model.tokenizer, model.length)

@@ -3941,10 +3941,31 @@ FAULTS = (
         "tests/experiments/test_classify.py::test_rows_are_always_read_as_many_at_a_time",
     ),
     Fault(
+        "a user of many texts moves the mean of the features by each of them",
+        "experiments/dp_transformer/feature_center.py",
+        "return sums / np.bincount(users)[:, None]",
+        "return sums",
+        "tests/experiments/test_classify.py::test_a_unit_moves_the_mean_by_what_is_declared",
+    ),
+    Fault(
+        "a long vector of features moves their mean by its length",
+        "experiments/dp_transformer/feature_center.py",
+        "    wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)\n",
+        "",
+        "tests/experiments/test_classify.py::test_a_unit_moves_the_mean_by_what_is_declared",
+    ),
+    Fault(
+        "the mean of the features is released beside a training that has the whole budget",
+        "experiments/dp_transformer/classify.py",
+        "        beside=beside,\n",
+        "        beside=None,\n",
+        "tests/experiments/test_classify.py::test_the_mean_that_is_subtracted_is_paid_for",
+    ),
+    Fault(
         "a classifier goes on with other words of the same tokens",
         "experiments/dp_transformer/classify.py",
-        "begun = [*texts, *counted, train.labels",
-        "begun = [*texts, train.labels",
+        "begun = [*tokens, *counted, train.labels",
+        "begun = [*tokens, train.labels",
         "tests/experiments/test_classify.py::test_a_run_goes_on_with_the_same_words_alone",
     ),
     Fault(

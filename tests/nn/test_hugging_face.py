@@ -1,5 +1,6 @@
 """Folders of Hugging Face: outputs are those of `transformers` and `peft`, and clipping is exact."""
 
+import dataclasses
 import functools
 import json
 import warnings
@@ -15,6 +16,7 @@ from flax import nnx
 
 import dpx
 from dpx.nn import lora, peft, pretrained
+from dpx.nn.pretrained import Encoder
 
 pytest.importorskip("safetensors")
 ALL = (*folders.ENCODERS, *folders.CLASSIFIERS, *folders.DECODERS)
@@ -53,6 +55,43 @@ def test_outputs_are_those_of_transformers(name):
     alone = model(tokens[1][mask[1]])
     padded = found[1] if name in folders.CLASSIFIERS else found[1][mask[1]]
     np.testing.assert_allclose(alone, padded, atol=2e-5)
+
+
+def test_states_of_several_layers_are_those_of_models_that_end_there():
+    tokens, mask, _ = folders.reference("bert")
+    model = pretrained.load(folders.HERE / "bert")
+    lora.attach(model, target_modules="all-linear", rank=2, layers=1)
+    second = model.adapters["up"]["second"]
+    second[...] = jax.random.normal(jax.random.key(0), second.shape)
+    count = model.settings.num_layers
+    found = model.states(tokens, mask, last=count)
+    np.testing.assert_allclose(found[-1], model(tokens, mask), atol=1e-5)
+    plain = pretrained.load(folders.HERE / "bert")
+    for stop in range(1, count):  # of which none has adapters
+        short = Encoder(dataclasses.replace(plain.settings, num_layers=stop), rngs=nnx.Rngs(0))
+        for name, value, stacked in plain.own():
+            if stacked:
+                short.layers[name][...] = value[...][:stop]
+            else:
+                getattr(short, name)[...] = value[...]
+        np.testing.assert_allclose(found[stop - 1], short(tokens, mask), atol=1e-5)
+    with pytest.raises(ValueError, match=f"last={count + 1} must be from 1 to {count}"):
+        model.states(tokens, last=count + 1)
+
+
+@pytest.mark.slow
+def test_gradients_through_states_are_clipped_exactly():
+    model = pretrained.load(folders.HERE / "bert", frozen=True)
+    lora.attach(model, target_modules="all-linear", rank=2)
+    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    rng = np.random.default_rng(0)
+    trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype("f4"), trained)
+
+    def loss(params, tokens, mask):
+        states = nnx.merge(graph, params, frozen).states(tokens, mask, last=2)
+        return sum(jnp.square(x[mask.argmax()]).sum() * (n + 1) for n, x in enumerate(states))
+
+    check_clipping(loss, trained, "bert")
 
 
 def stored_as(kind):

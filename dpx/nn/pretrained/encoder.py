@@ -34,23 +34,44 @@ class Encoder(Layers):
             are not in the vocabulary.
         """
         settings = self.settings
+        (x,) = self.states(tokens, mask)
+        if not settings.labels:
+            return x
+        outer = self._outer()
+        first = self._product(x[..., 0, :], outer["pooler"], x.dtype) + outer["pooler_bias"]
+        pooled = ACTIVATIONS[settings.head_activation](first).astype(x.dtype)
+        return self._product(pooled, outer["head"], jnp.float32) + outer["head_bias"]
+
+    def states(
+        self, tokens: jax.Array, mask: jax.Array | None = None, *, last: int = 1
+    ) -> list[jax.Array]:
+        """The hidden states after each of the `last` layers, (..., L, d) in `dtype`.
+
+        Raises:
+          ValueError: as for a call, and for layers that there are not.
+        """
+        count = self.settings.num_layers
+        if not 1 <= last <= count:
+            raise ValueError(f"last={last} must be from 1 to {count}: the model has no more layers")
         x = self._embedded(tokens, mask) + self._rows(self.positions, self._places(tokens))
-        if settings.types:
+        if self.settings.types:
             x = x + self._rows(self.types, jnp.zeros((), jnp.int32))
-        outer = {name: value[...] for name, value, stacked in self.own() if not stacked}
-        x = self._normed("norm", x, outer)
+        x = self._normed("norm", x, self._outer())
         seen = None if mask is None else attention.boolean(mask)[..., None, None, :]
 
         def layer(x, weights, adapters):
             return self._layer(x, weights, adapters, seen)
 
-        for start, stop in ((0, self.first_adapted), (self.first_adapted, settings.num_layers)):
-            x = self._scan(layer, x, start, stop)
-        if not settings.labels:
-            return x
-        first = self._product(x[..., 0, :], outer["pooler"], x.dtype) + outer["pooler_bias"]
-        pooled = ACTIVATIONS[settings.head_activation](first).astype(x.dtype)
-        return self._product(pooled, outer["head"], jnp.float32) + outer["head_bias"]
+        found, start = [], 0
+        for stop in sorted({self.first_adapted, *range(count - last + 1, count + 1)}):
+            x, start = self._scan(layer, x, start, stop), stop
+            if stop > count - last:
+                found.append(x)
+        return found
+
+    def _outer(self) -> dict[str, jax.Array]:
+        """The parameters that are not of layers."""
+        return {name: value[...] for name, value, stacked in self.own() if not stacked}
 
     def _places(self, tokens: jax.Array) -> jax.Array:
         """The row of each token in the table of positions."""

@@ -132,23 +132,31 @@ class Layers(nnx.Module):
         return values[places].astype(self.dtype)
 
     def _scan(self, layer: Callable, x: jax.Array, start: int, stop: int, *more: jax.Array):
-        """x after layers `start` to `stop`; each is `layer(x, parameters, adapters, *rows of more)`."""
+        """x after layers `start` to `stop`, either all of which have adapters or none.
+
+        Each is `layer(x, parameters, adapters, *rows of more)`.
+        """
         if start == stop:
             return x
-        count = self.settings.num_layers
-        whole = start == 0 and stop == count
-        weights = {k: v[...] if whole else v[...][start:stop] for k, v in self.layers.items()}
+
+        def part(stacked: jax.Array, first: int = 0) -> jax.Array:
+            """The rows of these layers, where row 0 is of layer `first`."""
+            rows = slice(start - first, stop - first)
+            return stacked if rows == slice(0, len(stacked)) else stacked[rows]
+
+        first = self.first_adapted
+        weights = {name: part(value[...]) for name, value in self.layers.items()}
         pairs = {
-            name: (pair["first"][...], pair["second"][...])
-            for name, pair in (self.adapters.items() if stop == count else ())
+            name: (part(pair["first"][...], first), part(pair["second"][...], first))
+            for name, pair in (self.adapters.items() if start >= first else ())
         }
 
         def step(x: jax.Array, given: Any) -> tuple[jax.Array, None]:
             return layer(x, *given), None
 
         step = jax.checkpoint(step, prevent_cse=False) if self.remat else step
-        rows = tuple(array[start:stop] for array in more)
-        return lax.scan(step, x, (weights, pairs, *rows), unroll=self.unroll)[0]
+        more = tuple(part(array) for array in more)
+        return lax.scan(step, x, (weights, pairs, *more), unroll=self.unroll)[0]
 
     def _project(self, name: str, x: jax.Array, weights: Any, adapters: Any) -> jax.Array:
         """x (..., in) after a projection of one layer with its bias and adapter: (..., out)."""
