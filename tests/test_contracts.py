@@ -76,6 +76,7 @@ def test_cross_attention_names_what_is_no_number(changes):
         memory(**changes)
 
 
+@pytest.mark.quick_cases("random")
 @pytest.mark.parametrize("features", ["taylor", "random"])
 def test_logits_beyond_all_floats_raise_value_errors_with_a_remedy(features):
     far = {"key_bound": 50.0, "domain": "ball", "scale": 1.0, "features": features}
@@ -130,6 +131,7 @@ PROMPTS = noisy_head.Features(np.ones((4, 2)), np.ones((4, 2)), np.ones(4))
 DESCENT = {"regularization": 0.1, "step_size": 0.1, "steps": 3, "epsilon": 1.0, "delta": 1e-5}
 
 
+@pytest.mark.slow
 def test_bounds_of_prompts_may_be_a_plain_tuple():
     key, plain = jax.random.key(0), (1.0, 1.0, 1.0)
     named = noisy_head.HyperParameters(*plain)
@@ -208,6 +210,7 @@ def test_samples_that_cannot_be_counted_are_named(changes, calibration):
         gram.max_samples(1.0, 1e-5, **(options | changes))
 
 
+@pytest.mark.slow
 def test_guarantee_of_a_release_is_json():
     released = gram.release(
         jax.random.key(0), np.ones((2, 5)), epsilon=np.float32(1), delta=1e-5, column_bound=1.0

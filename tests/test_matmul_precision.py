@@ -29,6 +29,7 @@ def products(jaxpr):
             yield from products(inner)
 
 
+@pytest.mark.quick_cases("banded")
 @pytest.mark.parametrize("program", [wishart, banded])
 def test_products_are_at_the_highest_precision(program):
     with jax.enable_x64(True):

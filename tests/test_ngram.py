@@ -28,6 +28,7 @@ def fit(names=NAMES, **changes):
     return ngram.fit(jax.random.key(0), names.tokens, names.mask, **(settings | changes))
 
 
+@pytest.mark.quick_cases("3")
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_counts_without_noise_are_the_counts(order, monkeypatch):
     released = {}
@@ -111,6 +112,7 @@ def test_counts_are_those_of_one_record_after_the_other(order, clip):
     np.testing.assert_array_equal(found.sums[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [1.5, 100.0])
 def test_counts_of_a_user_are_clipped_together(clip):
     """The integers of a dictionary for each user, whatever their numbers, and wherever their rows lie."""

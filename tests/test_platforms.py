@@ -314,6 +314,7 @@ def test_every_public_function_is_lowered_or_runs_on_the_host():
     assert not lowered & ON_HOST
 
 
+@pytest.mark.quick_cases("noisy_head.predict", "reattention.dense", "gram.project_psd")
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_lowered_for_gpus_and_tpus(name):
     with jax.enable_x64(name in WIDE):

@@ -148,6 +148,7 @@ def test_rows_of_several_lengths_are_named():
         cross_attention.build(KEY, [[0.1, 0.2], [0.3]], ROWS[:2], **MEMORY, **BUDGET)
 
 
+@pytest.mark.quick_cases("<lambda>0-mechanism0")
 @pytest.mark.parametrize("mechanism", [{}, {"mechanism": "sampling", "eta": 9.0}])
 @pytest.mark.parametrize(
     "same",

@@ -47,6 +47,7 @@ def test_no_room_imports_from_one_above_it():
         list(graphlib.TopologicalSorter(rooms).static_order())
 
 
+@pytest.mark.slow
 def test_nothing_but_its_command_imports_the_launcher():
     assert [room for room, others in arrows().items() if "launch" in others] == ["_command"]
     assert not any({"configs", "experiments"} & others for others in arrows().values())

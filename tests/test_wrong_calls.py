@@ -656,6 +656,11 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(
+    "quickstart.py:tiny-train.weight_decay-inf",
+    "quickstart.py:tiny-train.learning_rate-nan",
+    "quickstart.py:tiny-model.num_blocks-0",
+)
 @pytest.mark.parametrize(("source", "name", "value"), SETTINGS)
 def test_a_wrong_setting_is_named_before_anything_runs(no_noise, tmp_path, source, name, value):
     config = records.load_config(f"configs/{source}")

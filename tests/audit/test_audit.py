@@ -34,6 +34,7 @@ def gaussian_epsilon(noise_multiplier, delta):
     return accountant.get_epsilon(delta)
 
 
+@pytest.mark.quick_cases("0.3-0.001")
 @pytest.mark.parametrize(("shift", "delta"), [(0.3, 1e-3), (1.0, 1e-3), (1.0, 1e-5), (1.5, 1e-3)])
 def test_gaussian_mechanism_is_bounded_from_below_and_closely(shift, delta):
     true = gaussian_epsilon(1 / shift, delta)
@@ -59,6 +60,7 @@ def test_lower_tail_is_used_when_only_the_other_order_leaks():
     assert audit.epsilon > 6.0
 
 
+@pytest.mark.slow
 def test_identical_distributions_refute_nothing_at_the_stated_rate():
     # Valid at confidence 0.8 means a positive bound in at most 20 % of audits: 200 audits, 3σ.
     positive = sum(
@@ -149,6 +151,7 @@ def test_curve_of_composed_steps_is_that_of_simulated_runs_and_of_gaussians_in_t
     np.testing.assert_allclose(nearly, whole, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("4.0")
 @pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
 def test_bounds_of_sampled_steps_reach_four_fifths_and_see_too_little_noise(epsilon):
@@ -204,6 +207,7 @@ def test_lists_count_like_arrays():
     assert curve_lower_bound(list(here), list(there), 1e-3, model=model) == of_arrays
 
 
+@pytest.mark.slow
 def test_the_statistic_that_shows_most_is_chosen():
     rng = np.random.default_rng(0)
     statistics = rng.normal(size=(2, 5_000, 3))
@@ -225,6 +229,7 @@ def canaries_of(shift, number, seed):
     return rng.normal(size=number) + shift * included, included
 
 
+@pytest.mark.quick_cases("3.0-20", "0.5-20", "1.5-20")
 @pytest.mark.parametrize("guesses", [20, 100, 700])
 @pytest.mark.parametrize("shift", [0.5, 1.5, 3.0])
 def test_one_run_bounds_are_those_of_jax_privacy(shift, guesses):
@@ -240,6 +245,7 @@ def test_one_run_bounds_are_those_of_jax_privacy(shift, guesses):
     assert 0.985 * theirs <= ours <= theirs + 1e-4
 
 
+@pytest.mark.slow
 def test_one_run_bounds_hold_at_the_stated_rate_and_show_half():
     true, audits = gaussian_epsilon(0.5, 1e-3), 200
     wrong, shares = 0, []

@@ -37,6 +37,7 @@ def training_of(loss_fn, noise, **changes):
     return audit.Training(loss_fn, l2_clip_norm=0.7, noise_multiplier=noise, **(settings | changes))
 
 
+@pytest.mark.slow
 def test_a_gradient_canary_adds_the_clipping_norm_in_its_own_entry(regression):
     params, data = regression
     problem = audit.dirac(squared_error, params, data, canaries=6, seed=1)

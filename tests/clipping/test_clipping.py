@@ -70,6 +70,7 @@ def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
     np.testing.assert_allclose(out.losses, 0.5 * gradients["b"] ** 2 * mask, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("17")
 @pytest.mark.parametrize("size", [20, 16, 17])
 def test_more_microbatches_than_are_added_up_plainly(size):
@@ -90,6 +91,7 @@ def test_more_microbatches_than_are_added_up_plainly(size):
         np.testing.assert_allclose(parts.grads[name], whole.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("two_pass")
 def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
     params, x, y, _ = problem
@@ -124,6 +126,7 @@ def test_sensitivity_by_relation(problem):
         fn.sensitivity("remove_one")
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_sensitivity_is_attained_and_never_exceeded(method, problem):
     params, x, y, _ = problem
     x = x * 100.0  # Every gradient is clipped.
@@ -157,6 +160,7 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("two_pass")
 def test_long_examples_that_are_not_finite_add_nothing(method):
     x = np.random.default_rng(0).normal(size=(3, 1025)).astype(np.float32)
@@ -186,6 +190,7 @@ def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
         np.testing.assert_array_equal(out.norms, np.where(mask, np.inf, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("two_pass")
 def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
     params, x, y, _ = problem
@@ -201,6 +206,7 @@ def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_another_example_stands_in_whole():
     """In arrays of every type, where a mask of tokens that is False throughout has no finite gradient."""
     draw = np.random.default_rng(0).integers(0, 2, (4, 3))
@@ -239,6 +245,7 @@ def test_batches_of_none_and_of_one(method, problem):
     assert one.norms.shape == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("one_pass")
 def test_bfloat16_sums_are_float32(method):
     if method == "two_pass":

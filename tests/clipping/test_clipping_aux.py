@@ -48,6 +48,7 @@ def test_is_stacked_per_example_and_changes_no_gradient(method, microbatch_size)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_of_no_examples_and_of_one_that_is_not_finite():
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, has_aux=True)
     empty = jit(fn)(PARAMS, X[:0])
@@ -63,6 +64,7 @@ def test_of_no_examples_and_of_one_that_is_not_finite():
     )
 
 
+@pytest.mark.slow
 def test_the_forward_pass_is_made_once():
     params = {"w": [jnp.ones((64, 64))] * 4}
 

@@ -28,6 +28,7 @@ def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place)
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 @on_one_cpu
 def test_a_step_is_as_long_as_all_that_its_scans_hold(monkeypatch):
     """A recurrent model has few equations outside of the scan, which XLA goes through as often."""
@@ -130,6 +131,7 @@ def test_who_names_no_microbatch_gets_what_a_cache_holds(monkeypatch):
     assert chosen(64, 2**30, 2**10) == 64
 
 
+@pytest.mark.slow
 @on_one_cpu
 def test_the_chosen_microbatch_is_that_which_is_explained_and_changes_no_result(monkeypatch):
     rng = np.random.default_rng(0)

@@ -88,6 +88,7 @@ def test_gradients_of_kernels_are_those_of_autodiff(
     np.testing.assert_allclose(found, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.quick_cases("strides2-dilations2-groups2")
 @pytest.mark.parametrize(
     ("strides", "dilations", "groups"),
     [((1, 2), (1, 2), {}), ((3, 1), (2, 1), {"batch_group_count": 2}), ((2, 1), (1, 3), {})],
@@ -245,6 +246,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("shared by a scan-one_pass", "tied-two_pass")
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_models_with_convolutions_are_clipped_exactly(name, method):

@@ -183,6 +183,7 @@ def test_only_a_cotangent_of_zeros_counts_for_nothing(monkeypatch):
         check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.quick_cases("auto")
 @pytest.mark.parametrize("method", ["one_pass", "auto", "two_pass"])
 def test_derivatives_that_are_refused_are_not_asked_for(method):
     """Equinox has functions that must not be differentiated with respect to some of their operands."""
@@ -259,6 +260,7 @@ def limited_backward(kept, g):
 limited.defvjp(lambda x, w: (x @ w, (x, w)), limited_backward)
 
 
+@pytest.mark.quick_cases("3.0", "0.25")
 @pytest.mark.parametrize("gain", [-1.0, 0.25, 3.0])
 def test_a_limit_in_the_backward_pass_holds_before_the_gain_of_the_weight(gain):
     w, x = {"w": normal(32, 32)}, normal(BATCH, LENGTH, 32, seed=1)

@@ -80,6 +80,7 @@ def test_norms_of_blocks_are_exact(groups):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.quick_cases("two groups")
 @pytest.mark.parametrize("clip", [1.0, [0.5, 2.0]], ids=["one group", "two groups"])
 def test_norms_of_parameters_that_are_alike(clip):
     """Each of them counts, in its own group."""
@@ -100,6 +101,7 @@ def test_norms_of_parameters_that_are_alike(clip):
         np.testing.assert_allclose(a, b, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_sequences_of_two_lengths_are_normed_apart():
     """As in an encoder and a decoder: inner products of one length are stacked, of two they cannot be."""
     _, params, x = model(4)
@@ -119,6 +121,7 @@ def test_sequences_of_two_lengths_are_normed_apart():
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("all positions")
 @pytest.mark.parametrize("last_only", [False, True], ids=["all positions", "the last position"])
 def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
@@ -191,6 +194,7 @@ def test_a_block_more_adds_little_to_the_program():
     assert per_block() < 8 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("one group-None", "a group for each-2")
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("clip", [0.5, [0.1, 0.2, 0.3]], ids=["one group", "a group for each"])
@@ -217,6 +221,7 @@ def test_small_gradients_in_two_types_and_several_groups(clip, microbatch_size):
         np.testing.assert_allclose(a, b, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_one_gradient_that_is_not_finite_among_those_taken_together():
     loss, params, x = model(3)
     x = x.at[1, 0, 0].set(jnp.inf)

@@ -63,6 +63,7 @@ def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, 
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(fn(params, ids, mask=~(mask | True))))
 
 
+@pytest.mark.slow
 def test_large_tables_and_kernels_never_have_per_example_gradients():
     params = tied_params(vocabulary=5000, width=32)
     ids = clipping_models.tokens(batch=64)
@@ -75,6 +76,7 @@ def test_large_tables_and_kernels_never_have_per_example_gradients():
     assert temp("one_pass") < 64 * 5000 * 32 * 4 < temp("vmap")
 
 
+@pytest.mark.slow
 def test_rules_found_in_unmodified_models():
     loss, params, batch = clipping_models.MODELS["linen GRU, tied"]()
     found = rules_of(loss, params, *batch)
@@ -86,6 +88,7 @@ def test_rules_found_in_unmodified_models():
     assert found["w"][0] is plan.Held
 
 
+@pytest.mark.slow
 def test_explain_names_uses_rules_and_costs(capsys):
     loss, params, batch = clipping_models.MODELS["mixed uses"]()
     dpx.explain_clipping(loss, params, *batch)
@@ -112,6 +115,7 @@ def test_explain_names_uses_rules_and_costs(capsys):
     assert [row.path for row in without.rows if not row.has_rule]
 
 
+@pytest.mark.quick_cases("two_pass")
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_and_non_finite_examples_by_gram(monkeypatch, method):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
@@ -240,6 +244,7 @@ def test_squares_that_are_flushed_to_zero_do_not_hide_a_gradient(normalize, swap
         assert 0.1 < np.linalg.norm(np.asarray(out.grads["w"], "f8")) <= 1
 
 
+@pytest.mark.slow
 def test_bfloat16_norms_match_the_factors_in_float64():
     """Casting inside the loss: norms and sums are those of the products of bfloat16 factors."""
 
@@ -294,6 +299,7 @@ def test_a_user_with_many_sequences_is_one_example():
     check(jit(clipping.clipped_grad(user_loss, l2_clip_norm=0.5))(params, ids), gradients, 0.5)
 
 
+@pytest.mark.slow
 def test_sum_feeds_correlated_noise_of_jax_privacy():
     from jax_privacy import matrix_factorization, noise_addition
 
@@ -345,6 +351,7 @@ def test_random_networks_that_share_weights(layers, length, favor, seed):
         check(jit(clipping.clipped_grad(loss, l2_clip_norm=0.7))(params, x), gradients, 0.7)
 
 
+@pytest.mark.slow
 def test_a_long_loop_around_a_small_parameter_keeps_no_factors():
     """4,096 iterations have factors of 32 numbers each, and a gradient of 256."""
 

@@ -142,6 +142,7 @@ def test_what_is_made_of_a_carry_that_starts_as_a_weight_stays_in_the_loop():
     is_exact(loss, {"start": normal(WIDTH), "w": normal(WIDTH, WIDTH)}, (X,))
 
 
+@pytest.mark.slow
 def test_what_has_no_rule_is_exact_too():
     """Several results of one equation, some of which leave the loop; a carry; what is recomputed."""
 

@@ -55,6 +55,7 @@ def test_every_type_of_index(monkeypatch, look_up, rows, dtype):
         check(out, per_example(loss, table, (ids.astype(np.int32),)), 0.1)
 
 
+@pytest.mark.quick_cases("int32")
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "uint32", "int64"])
 def test_consecutive_rows_that_begin_too_late_or_too_early_are_the_last_or_the_first(dtype):
     """A start beyond the table is moved back, whatever it would be in another type."""

@@ -210,6 +210,7 @@ def largest_contribution(length, out=300):
     return np.linalg.norm(np.asarray(alone(*batch), "f8").reshape(64, -1), axis=1)
 
 
+@pytest.mark.quick_cases("64-300")
 @pytest.mark.parametrize(("length", "out"), [(1, 300), (64, 300), (64, 304)])
 def test_no_example_adds_more_than_the_threshold(monkeypatch, length, out):
     keep_factors(monkeypatch)

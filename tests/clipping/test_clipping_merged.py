@@ -77,6 +77,11 @@ OTHERS = {
 }
 
 
+@pytest.mark.quick_cases(
+    "between a weight and its heads-two_pass-1.5",
+    "merged and turned-two_pass-0.0",
+    "merged with a scaled adapter-two_pass-1.5",
+)
 @pytest.mark.parametrize("favor", [0.0, 1.5])
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -107,6 +112,7 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
+@pytest.mark.quick_cases("behind one-two_pass", "masked by columns-two_pass", "masked-one_pass")
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_made_of_a_weight_is_exact(monkeypatch, name, method):

@@ -46,6 +46,7 @@ def cases(*names):
     return [pytest.param(x, marks=[] if x in QUICK_CASES else slow, id=x) for x in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(*(x for x in {**QUICK_CASES, **OTHER_CASES} if ", " in x)))
 def test_sums_are_those_of_one_device_and_of_per_example_gradients(found, case):
     check(found[case])

@@ -83,6 +83,7 @@ def test_every_rule_has_a_loss():
     assert set(RULES) - ALIKE <= set(LOSSES)
 
 
+@pytest.mark.quick_cases("reduce_precision", "optimization_barrier", "broadcast_in_dim")
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
@@ -96,6 +97,7 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
         check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5, slack=slack)
 
 
+@pytest.mark.quick_cases("10", "1", "4")
 @pytest.mark.parametrize(
     "backward",
     [

@@ -36,6 +36,7 @@ def test_other_secrets_and_swapped_numbers_give_other_keys():
     assert len(np.unique(np.concatenate(found), axis=0)) == len(found)
 
 
+@pytest.mark.slow
 def test_gradients_of_records_do_not_depend_on_each_other():
     def loss(params, x, key):
         return jnp.sum(params * x * jax.random.bernoulli(key, 0.5, x.shape))

@@ -19,6 +19,7 @@ def _reports_are_errors():
         yield
 
 
+@pytest.mark.slow
 def test_masks_that_repeat_are_reported():
     model = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
 

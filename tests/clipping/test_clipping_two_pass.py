@@ -165,6 +165,7 @@ def test_scans_of_other_packages_are_exact_and_have_rules(case):
     check(jit(functools.partial(fn, model))(*batch), gradients, clip)
 
 
+@pytest.mark.slow
 def test_groups_masks_frozen_parameters_and_aux_at_once():
     loss, mask = loss_of(loop), np.array([True, False, True, True])
     whole = params()

@@ -165,6 +165,7 @@ class Norm(nn.Module):
         return nn.Dense(1)(nn.BatchNorm(use_running_average=True)(x)).sum()
 
 
+@pytest.mark.slow
 def test_running_statistics_are_no_parameters():
     model = Norm()
     variables = model.init(jax.random.key(0), X[0])

@@ -263,6 +263,7 @@ def test_leaves_of_a_tree_are_chosen(wrt):
     assert clipping_params.select(wrt, plain_params()) == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_leaves_of_a_state_are_chosen():
     """By a mask with the names of the module, and by one that is a state itself."""
     _, state, _ = nnx.split(Adapted(), nnx.Param, ...)

@@ -155,6 +155,9 @@ def test_features_share_two_thirds_where_advanced_composition_brings_more():
     assert first[1] + 10_000 * others[1] <= 1e-5
 
 
+@pytest.mark.quick_cases(
+    "NeighboringRelation.ADD_OR_REMOVE_ONE-False", "NeighboringRelation.ADD_OR_REMOVE_ONE-True"
+)
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_a_memory_says_what_it_assumes(clip, relation):

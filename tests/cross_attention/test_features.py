@@ -47,6 +47,7 @@ def test_features_are_all_monomials_once():
         np.testing.assert_allclose(features(x)[:, j], want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_ranges_are_attained_at_the_corner_and_never_passed():
     features = PolynomialFeatures(3, 5, 1.3)
     inside = 2.0 * np.random.default_rng(0).random((1000, 3)).astype(np.float32)

@@ -38,6 +38,7 @@ def test_without_a_variance_it_is_optax(setting, plain):
     np.testing.assert_allclose(walk(falling(STEPS, setting)), walk(plain), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_what_finds_its_rate_is_what_fit_takes():
     found = walk(untuned(STEPS, Setting(1.0)))
     np.testing.assert_allclose(found, walk(planning.untuned(STEPS)), rtol=2e-5)

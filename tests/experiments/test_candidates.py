@@ -164,6 +164,7 @@ def test_a_language_model_costs_what_its_candidate_says(tmp_path, monkeypatch, c
     assert record_probability.ASSUMPTION in planned.guarantee.assumptions
 
 
+@pytest.mark.slow
 def test_no_held_out_record_moves_the_score_by_more_than_is_declared(monkeypatch):
     """Takes each of 120 names away, and with each the sum over names, divided by their public number."""
     monkeypatch.setattr(text_model, "_RECORDS_AT_ONCE", 50)
@@ -214,6 +215,7 @@ def test_a_tuned_model_costs_what_its_candidate_says(tmp_path, monkeypatch):
     assert record_probability.ASSUMPTION in planned.guarantee.assumptions
 
 
+@pytest.mark.slow
 def test_no_held_out_document_moves_the_score_by_more_than_is_declared(monkeypatch):
     """Takes some of 120 documents away, and with each the sum over documents, divided by their number."""
     config, rng = documents_config(), np.random.default_rng(0)

@@ -82,6 +82,7 @@ def test_regression_without_noise_is_least_squares():
     np.testing.assert_allclose(got, np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_regression_sensitivity_is_never_exceeded(monkeypatch):
     """A sale in place of another one, of which both may lie far outside of the bounds."""
     rng, told = np.random.default_rng(0), []
@@ -178,6 +179,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
     np.testing.assert_array_equal(found[0], found[3])
 
 
+@pytest.mark.slow
 def test_the_owner_hears_of_rows_that_are_moved_into_the_domain(tmp_path, capsys):
     """Keys in [0, 1]² of the length √2 are no keys of a ball of radius 1."""
     path = own_memory(tmp_path, "npz")
@@ -251,6 +253,7 @@ def test_own_memory_under_secret_keys(tmp_path):
     assert outcomes[0].measures[0] != outcomes[1].measures[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -350,6 +353,7 @@ def test_own_files_that_do_not_fit_are_named(tmp_path):
         table.validate(own_config(tmp_path / "x.npy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -75,6 +75,7 @@ def test_adapters_open_on_the_model_that_was_tuned(tuned, tmp_path):
     assert stated["base_model_name_or_path"] == "tinymodel"
 
 
+@pytest.mark.slow
 def test_a_merged_model_is_a_folder_of_its_own(tuned, tmp_path):
     folder, config, _ = tuned
     assert write(tuned, tmp_path / "to", form="merged", base="someone/model") == MERGED
@@ -186,6 +187,7 @@ def test_what_cannot_be_written_is_named(tmp_path, changes, form, words):
     assert not list((tmp_path / "to").glob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("distilbert_classifier")
 @pytest.mark.parametrize("name", ["gpt2", "bert", "distilbert_classifier", "qwen3", "gemma3"])
 def test_merging_is_exact_for_every_layout(tmp_path, name):

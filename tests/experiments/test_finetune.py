@@ -171,6 +171,7 @@ def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     assert not np.allclose(each[0], each[1], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_document_that_leaves_changes_the_trunk_of_no_other_one(monkeypatch):
     config = configured({"tune.layers": 1, "data.limit": 37})
     language = tuned_text.build(config)

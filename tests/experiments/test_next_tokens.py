@@ -54,6 +54,7 @@ def test_a_run_with_a_random_model(tmp_path, monkeypatch):
     assert memory.moments.shape == (15, 10)
 
 
+@pytest.mark.slow
 def test_all_that_a_user_wrote_is_one_record(tmp_path, monkeypatch):
     """Whose clipped part moves the sums: a text of theirs alone would do so as often as there are texts."""
     (tmp_path / "own.csv").write_text(
@@ -101,6 +102,7 @@ def test_a_mixture_is_a_distribution():
     np.testing.assert_allclose(np.exp(-next_tokens.mixed(asked, answers, 0.0)), model)
 
 
+@pytest.mark.slow
 def test_a_document_moves_the_sums_by_its_clipped_part(monkeypatch):
     config = configs.get_config("tiny")
     told = []

@@ -7,6 +7,9 @@ import pytest
 from experiments.dp_transformer import samplings
 
 
+@pytest.mark.quick_cases(
+    "classify:tiny-poisson", "recommender:synthetic,tiny-poisson", "classify:tiny-allocation"
+)
 @pytest.mark.parametrize("sampling", ["poisson", "allocation"])
 @pytest.mark.parametrize(
     "name", ["quickstart:tiny", "recommender:synthetic,tiny", "classify:tiny", "finetune:tiny"]

@@ -71,6 +71,7 @@ def test_paper_calibration_approaches_the_exact_matrix_as_its_shift_allows(X):
 # Distributions
 
 
+@pytest.mark.slow
 def test_noise_has_the_stated_covariance():
     made = gram.release(KEY, np.zeros((3, 1)), **BUDGET)
     draw = jax.vmap(lambda key: gram.release(key, np.zeros((3, 1)), **BUDGET).matrix)
@@ -176,6 +177,7 @@ def test_the_global_precision_is_left_alone(X):
 # Guarantees
 
 
+@pytest.mark.slow
 def test_guarantee_says_what_it_covers(X):
     assert gram.release(KEY, X, **BUDGET).guarantee.unit == "column of X"
     moved = gram.release(KEY, X, max_column_change=0.1, **BUDGET).guarantee

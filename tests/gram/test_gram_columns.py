@@ -24,6 +24,7 @@ def X():
 # Forms of X, and clipping
 
 
+@pytest.mark.quick_cases("gaussian-jax")
 @pytest.mark.parametrize(
     "form",
     [

@@ -60,6 +60,7 @@ def released(X, count, **options):
         return np.asarray(draw(jax.random.split(KEY, count)))
 
 
+@pytest.mark.slow
 def test_releases_lie_on_a_grid_that_neighbours_share():
     """√(b + η) is a whole number of steps of a public size, whichever neighbour b came from."""
     k = gram.release(KEY, HERE, **ABOUT).num_samples

@@ -24,6 +24,11 @@ def zygote():
         yield started
 
 
+@pytest.mark.quick_cases(
+    "export-arguments20-absent holds no finished run",
+    "recommend-arguments17---history is missing",
+    "plan-arguments13---epsilon is missing: use",
+)
 @pytest.mark.parametrize(
     ("module", "arguments", "words"),
     [

@@ -53,6 +53,7 @@ def quick(monkeypatch):
     storage._lease.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_folder_is_one_processes_until_that_is_killed(tmp_path):
     with holder(tmp_path) as process:
         with pytest.raises(storage.BusyError, match="in use by another"), storage.lock(tmp_path):
@@ -66,6 +67,7 @@ def test_a_folder_is_one_processes_until_that_is_killed(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_a_claim_of_another_host_ends_when_it_was_watched_for_long_enough(tmp_path, quick):
     claim_of_another_host(tmp_path)
     began = time.monotonic()
@@ -80,6 +82,7 @@ def test_a_claim_of_another_host_ends_when_it_was_watched_for_long_enough(tmp_pa
     assert time.monotonic() - began >= storage.LEASE
 
 
+@pytest.mark.slow
 def test_a_claim_is_renewed_while_it_is_held(tmp_path, quick):
     with storage.lock(tmp_path) as still_mine:
         other = filelock.SoftFileLease(tmp_path / storage.LOCK, lease_duration=storage.LEASE)
@@ -88,6 +91,7 @@ def test_a_claim_is_renewed_while_it_is_held(tmp_path, quick):
         still_mine()
 
 
+@pytest.mark.slow
 def test_who_slept_is_told_and_frees_nothing(tmp_path):
     with storage.lock(tmp_path) as still_mine:
         still_mine()

@@ -9,6 +9,7 @@ from dpx.training import plan
 BUDGET = {"epsilon": 3.0, "delta": 1e-4}
 
 
+@pytest.mark.slow
 def test_plans_beside_it_have_other_batches_and_as_many_epochs():
     chosen = plan(64, **BUDGET, batch_size=8, steps=16)
     found = list(beside(chosen))

@@ -181,6 +181,7 @@ def test_what_is_fixed_holds_for_every_trial_and_what_is_selected(source, tmp_pa
         command(monkeypatch, source, tmp_path, {"data.path": "c", "steps": 5})
 
 
+@pytest.mark.slow
 def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch):
     fixed(monkeypatch, 3)
     asked = plan(source, "rate=0.5")
@@ -242,6 +243,7 @@ def test_a_selection_that_was_killed_goes_on_as_it_would_have(source, tmp_path, 
     assert [len(lines) for lines in attempts] == [1] * 5
 
 
+@pytest.mark.slow
 def test_private_draws_are_made_once(source, tmp_path, monkeypatch):
     asked = plan(source)
     selection.begin(asked, tmp_path)
@@ -288,6 +290,7 @@ def test_a_folder_of_something_else_is_not_taken(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_tuples_may_be_an_axis_of_a_selection(source, tmp_path):
     asked = plan(source, "sizes=[1],[1,2]")
     selection.begin(asked, tmp_path)

@@ -124,6 +124,7 @@ def test_a_shift_alone_leaves_all_layers_to_the_trunk():
     np.testing.assert_allclose(model(TOKENS), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("remat", [False, True])
 def test_bfloat16_is_near_and_remat_changes_nothing(remat):
@@ -213,6 +214,7 @@ def test_only_what_is_named_is_trained():
     assert all((a == b).all() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_every_matrix_has_a_rule():
     """Scales of norms are small enough to be held for each example."""
     graph, params = nnx.split(build(tied=False))

@@ -82,6 +82,7 @@ def write(
     return path
 
 
+@pytest.mark.quick_cases("untied, stretched")
 @pytest.mark.parametrize(
     "more",
     [
@@ -162,6 +163,7 @@ def test_other_cuts_keep_digits_together(tmp_path, name, words):
     assert [VOCABULARY[i] for i in ids] == words
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize("untied", [False, True])
 def test_a_tuned_model_becomes_a_folder(tmp_path, untied):
@@ -299,6 +301,7 @@ def test_a_part_of_a_model_is_said_to_be_one(tmp_path, monkeypatch):
     one_line(raised)
 
 
+@pytest.mark.slow
 def test_texts_beyond_the_context_are_refused(tmp_path):
     path = write(tmp_path / "model.gguf", changes={"add_context_length": 6})
     model = pretrained.load(path)

@@ -135,6 +135,7 @@ def test_misuse_raises():
         )
 
 
+@pytest.mark.slow
 def test_remembering_again_adds_to_what_was_spent():
     """Two releases about memories that may share rows cost √2 times the μ of one."""
     built = layer()

@@ -48,6 +48,7 @@ def test_tying_shares_the_table():
     assert all(isinstance(v, nnx.Param) for _, v in tied.flat_state())
 
 
+@pytest.mark.slow
 def test_dropout_needs_its_key():
     model = build(dropout=0.5)
     np.testing.assert_array_equal(model(TOKENS), model(TOKENS))

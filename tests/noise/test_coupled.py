@@ -176,6 +176,7 @@ def test_normal_draws_are_normal_and_independent():
     assert coupled.normal(KEY, (0, 3)).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_the_largest_draws_have_no_end(monkeypatch):
     """Where the first words are all zero: normal draws of 64 bits would end at 8.3, those of 32 at 5.4."""
     monkeypatch.setattr(

@@ -141,6 +141,7 @@ def everywhere():
     return found
 
 
+@pytest.mark.slow
 def test_what_is_drawn_outside_of_the_noise_is_listed_with_a_reason():
     found = {name: drawn for name, drawn in everywhere().items() if not name.startswith("noise/")}
     assert found == {name: drawn for name, (drawn, _) in ELSEWHERE.items()}

@@ -86,6 +86,7 @@ def test_words_of_zeros_are_drawn_again_and_counted(monkeypatch, empty):
     np.testing.assert_array_equal(count, [[empty, 0]])
 
 
+@pytest.mark.slow
 def test_exponential_draws_end_at_the_bound_and_nowhere_before_it(monkeypatch):
     """A tree at ε = 20 and δ = 1e-9 needs 40 scales: a uniform number of 47 bits ends at 33."""
     law = TruncatedLaplace.calibrate(1.0, 20.0, 1e-9)
@@ -113,6 +114,7 @@ def test_signs_are_fair_and_say_nothing_of_sizes():
     assert stats.ks_2samp(draws[draws > 0], -draws[draws < 0]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("law1")
 @pytest.mark.parametrize("law", [Laplace(0.3), TruncatedLaplace(0.3, 2.0)])
 def test_laplace_noise_is_added_in_64_bits(law):
@@ -186,6 +188,7 @@ def test_releases_lie_on_the_grid_of_their_noise(law, traced):
     assert abs(found - exact).max() > 0.1 * width
 
 
+@pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("traced", [False, True])
 def test_without_noise_nothing_is_rounded(traced):
     exact = np.random.default_rng(0).uniform(0, 1, (50,)).astype(np.float32)
@@ -198,6 +201,7 @@ def test_without_noise_nothing_is_rounded(traced):
     np.testing.assert_array_equal(found, exact)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_not_released():
     about = {"noise_multiplier": 1.0, "label": "sum of squares"}
     for exact, sensitivity in (([1.0, np.inf], 1.0), ([1.0, np.nan], 1.0), ([1.0], np.inf)):

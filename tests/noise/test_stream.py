@@ -75,6 +75,7 @@ def released(key, exact):
     return noise.release(key, exact, sensitivity=1.0, noise_multiplier=2.0, label="sums")
 
 
+@pytest.mark.slow
 def test_each_entry_is_drawn_from_its_own_words():
     """Bit for bit what the construction, `dpx.noise.lattice`, makes of the words of each entry."""
     bits = Stream(SECRET).bits(4, SHAPES)
@@ -93,6 +94,7 @@ def test_each_entry_is_drawn_from_its_own_words():
     assert [draw.normal.shape for draw in draws] == list(SHAPES)
 
 
+@pytest.mark.quick_cases("float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_noise_has_the_law_that_is_stated(dtype):
     with jax.enable_x64(dtype == np.float64):
@@ -105,6 +107,7 @@ def test_noise_has_the_law_that_is_stated(dtype):
     assert rows.std() == pytest.approx(1200**-0.5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_far_out_further_words_decide():
     """A draw whose words are zero goes on with those of the group, past those that are zero too."""
     shape = (5000, 4)  # not small, and so a group by itself

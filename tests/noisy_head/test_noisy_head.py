@@ -54,6 +54,7 @@ def test_prompts_follow_the_model():
     assert abs(np.mean(y[::2, 0] * y[1::2, 0])) < 0.05
 
 
+@pytest.mark.slow
 def test_featurize_is_the_formula():
     prompts = sample()
     features = featurize(prompts, response_clip=0.7, feature_radius=0.2)
@@ -236,6 +237,7 @@ def test_corrupt_moves_what_it_says():
             noisy_head.corrupt(prompts, index, alpha=1.0, mu=1.0)
 
 
+@pytest.mark.slow
 def test_head_computes_equation_2_2():
     """The head against (2.2) in full, and against ⟨Γ, Z⟩."""
     prompts = sample(6, 9, 3)

@@ -75,6 +75,7 @@ def test_last_iterate_covers_a_linear_map(steps, step_size):
     np.testing.assert_allclose(attained, claimed, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accounting", ["basic", "zcdp", "gdp"])
 def test_guarantee_is_what_the_noise_gives(accounting):
     features = features_of(40)
@@ -109,6 +110,7 @@ def test_papers_noise_is_of_a_smaller_epsilon():
     )
 
 
+@pytest.mark.slow
 def test_one_release_composes_as_one_gaussian():
     fitted = noisy_head.fit_one_shot(
         jax.random.key(0), features_of(40), HYPER, regularization=5.0, epsilon=0.7, delta=1e-6

@@ -39,6 +39,7 @@ def test_zero_noise_is_projected_gradient_descent(dim):
         np.testing.assert_allclose(found[step], gamma, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
     """Under noise that throws each of them out of it."""
     fitted = noisy_head.fit(
@@ -166,6 +167,7 @@ def test_same_key_same_fit_under_vmap_and_jit():
         np.testing.assert_allclose(jax.jit(jax.vmap(fit))(keys), each, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -213,6 +215,7 @@ def test_bounds_whose_products_are_no_floats_are_refused(name, size):
         noisy_head.fit(jax.random.key(0), features_of(5), hyper, step_size=0.1, steps=2, **budget)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("1e-20")
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e10])
 def test_bounds_in_range_are_released_finite(size):
@@ -241,6 +244,7 @@ def test_a_guarantee_says_what_its_user_must_see_to(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traced", [False, True])
 def test_noise_of_one_release_covers_the_rounding_of_features(traced, monkeypatch):
     """Sums of integers, and of floats under `jit`, whose noise is the same."""

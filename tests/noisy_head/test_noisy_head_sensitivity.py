@@ -63,6 +63,7 @@ def worst_by_ascent(gap, hyper, dim=3, starts=64):
     return float(ascend(parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("1.0")
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_gradient_sensitivity_under_attack(ratio):
@@ -99,6 +100,7 @@ def test_pair_symmetric_is_the_projection():
     np.testing.assert_allclose(np.sum((noise - projected) * member), 0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [4e307, 4.6e307, 1e308, 1.7e308])
 def test_a_row_of_nearly_the_largest_number_does_not_spoil_the_sum(entry):
     rng = np.random.default_rng(0)
@@ -112,6 +114,7 @@ def test_a_row_of_nearly_the_largest_number_does_not_spoil_the_sum(entry):
     assert np.isfinite(made.gamma).all()
 
 
+@pytest.mark.slow
 def test_bounds_are_enforced_on_every_row():
     """Rows far outside, of zero, and non-finite (which only a jit lets through) all end within the bounds."""
     hyper = noisy_head.HyperParameters(1.0, 0.5, 2.0)

@@ -129,6 +129,7 @@ def test_a_small_epsilon_at_a_large_delta_is_tight():
     assert found == pytest.approx(fine.get_epsilon(2e-2), rel=5e-3)
 
 
+@pytest.mark.slow
 def test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     budget = {"sampling_probability": 0.05, "steps": 100, "accountant": "rdp"}

@@ -137,6 +137,7 @@ def test_rdp_on_request_is_an_upper_bound():
     assert dpx.dpsgd_epsilon(multiplier, 1e-5, **settings) < 3.0
 
 
+@pytest.mark.slow
 def test_calibration_beside_another_release_fits_one_budget():
     settings = {"sampling_probability": 0.05, "steps": 100}
     prior = GaussianDpEvent(dpx.gaussian_noise_multiplier(1.0, 1e-5))
@@ -248,6 +249,7 @@ def test_ledger_composes_replace_one_gaussians_by_their_own_sensitivity():
     assert dpx.Ledger().spend(spent, "gram").guarantee(1e-5).epsilon == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_ledger_composes_dpsgd_with_gaussians_and_plain():
     run = privacy.dpsgd_guarantee(1.0, 1e-5, sampling_probability=0.1, steps=10, unit="user")
     release = guarantee(event=GaussianDpEvent(5.0))

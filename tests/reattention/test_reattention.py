@@ -49,6 +49,7 @@ def test_dense(std, noisy_kernel):
     assert_has_moments(reattention.dense(x, kernel, bias), products)
 
 
+@pytest.mark.slow
 def test_shared_variances_are_the_elementwise_ones():
     x, kernel = draw(4, 3), moments(draw(3, 2, seed=1), 0.2)
     var = np.array([0.1, 1.0, 2.0, 7.0])[:, None]
@@ -79,6 +80,7 @@ def test_activations_and_maximum(std, offset):
     assert_has_moments(reattention.maximum(x, y), np.maximum(drawn, sample(y, 1)))
 
 
+@pytest.mark.slow
 def test_activations_without_noise_and_far_from_zero():
     for far in (-1e4, -3.0, 0.0, 3.0, 1e4):
         known = moments(np.array([far]), np.zeros(1))
@@ -224,6 +226,7 @@ def test_huge_variances_are_safe(renormalize):
     np.testing.assert_allclose(found, jnp.broadcast_to(v[..., 4:5, :], found.shape), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_noisy_keys_are_attended_less_and_the_mean_path_carries_the_gradient():
     q, k, v, _ = problem()
     noisy = jnp.zeros((2, 3, 6, 1)).at[..., 0, :].set(3.0)

@@ -35,6 +35,7 @@ def test_huge_epsilon_is_the_exact_gram_matrix_of_the_most_popular_items(histori
     np.testing.assert_allclose(made.matrix, expected, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_user_changes_popularity_and_matrix_by_at_most_the_sensitivity(histories):
     def exact(users):
         made = item_gram.fit(KEY, Histories(tuple(users), 30), epsilon=1e8, delta=1e-5, num_kept=30)
@@ -103,6 +104,7 @@ def test_scores_add_the_history_and_the_popularity(histories):
     np.testing.assert_array_equal(dense, scored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "width", "named"),
     [(10, 29, r"vectors has shape \(2, 29\)"), (10, 31, "vectors"), (9, 30, "weights has shape")],

@@ -77,6 +77,7 @@ def test_late_items_are_raised_in_a_distribution():
     np.testing.assert_allclose(np.exp(made), raised / raised.sum())
 
 
+@pytest.mark.slow
 def test_a_pair_without_an_order_of_its_own_gets_that_of_its_times():
     """Items 0 to 3 always come before 4 to 7, and the order of a pair is not counted."""
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ def noiseless(histories, l2_clip_norm=1.0):
     ).counts
 
 
+@pytest.mark.slow
 def test_counts_users_not_events():
     assert popularity.count(HISTORIES).tolist() == [2, 2, 2, 1, 0]
     np.testing.assert_allclose(noiseless(HISTORIES, 10.0), [2, 2, 2, 1, 0], atol=1e-2)
@@ -123,6 +124,7 @@ def test_items_that_lead_have_the_noise_at_least():
         assert found.counts.min() >= 16.0
 
 
+@pytest.mark.quick_cases("False-expected1")
 @pytest.mark.parametrize(
     ("exclude", "expected"), [(True, (0.0204, 0.0447)), (False, (0.0121, 0.0253))]
 )

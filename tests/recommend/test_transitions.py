@@ -192,6 +192,7 @@ def test_a_block_is_summed_in_pieces_of_users_to_the_last_bit(monkeypatch, histo
     assert first_round(NUM_ITEMS)(Histories((), NUM_ITEMS)).num_records == 0
 
 
+@pytest.mark.slow
 def test_noise_has_the_standard_error_it_states():
     empty = Histories(tuple(np.zeros(0, np.int32) for _ in range(50)), 60)
     options = {"num_kept": 60, "rounds": 1, "order_weight": 0.0, "position_weight": 0.0}

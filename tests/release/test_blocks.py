@@ -45,6 +45,7 @@ def same(one, other):
             assert ours.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.slow
 def test_shards_make_the_release_of_the_one_call(shards):
     paths, everything = shards
     expected = FIT(everything)

@@ -173,6 +173,7 @@ class Layer(NamedTuple):
     bias: np.ndarray
 
 
+@pytest.mark.slow
 def test_a_trained_model_keeps_its_arrays_and_guarantee_and_not_its_losses(tmp_path):
     def loss(model, x, y):
         return jnp.square(model(x) - y).sum()
@@ -228,6 +229,7 @@ def test_what_has_the_name_of_a_release_is_none(tmp_path):
         dpx.save(Popularity("none"), tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_private_data_and_other_things_are_refused(releases, tmp_path):
     for value in (HISTORIES, noisy_head.Prompts(K, V), FEATURES, {"rows": [HISTORIES]}):
         with pytest.raises(ValueError, match="holds private records"):
@@ -463,6 +465,7 @@ def test_no_key_is_saved(tmp_path):
     assert not (tmp_path / "key").exists()
 
 
+@pytest.mark.slow
 def test_what_is_not_like_the_trained_model_is_named(releases, tmp_path):
     path = tmp_path / "model"
     dpx.save(trained({"a": jnp.ones(2), "b": jnp.ones(3)}), path)

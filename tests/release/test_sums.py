@@ -218,6 +218,7 @@ def test_a_record_adds_no_more_than_is_stated_whatever_block_it_is_in(name):
     assert reached > {"sketch, random features": 0.3, "trees, as the paper": 0.7}.get(name, 0.99)
 
 
+@pytest.mark.quick_cases("Gram", "transitions", "popularity")
 @pytest.mark.parametrize("name", SECURE)
 def test_the_same_sums_are_released_with_discrete_noise(name):
     pytest.importorskip("opendp")
@@ -264,6 +265,7 @@ def test_a_sum_that_may_overflow_is_refused_before_it_does():
         merge(many, Partial("counts", {}, many.sums, 2**31, secure.STEPS).as_block("b"))
 
 
+@pytest.mark.slow
 def test_partials_are_private(tmp_path):
     total = part()
     assert "private" in repr(total)

@@ -69,6 +69,7 @@ def test_gradients_and_count_cost_what_one_mechanism_costs(z, batch_size):
     assert std / ratio == pytest.approx(count)
 
 
+@pytest.mark.slow
 def test_it_is_the_algorithm_by_hand():
     """The same steps with NumPy: clip, add the noise that was drawn, divide, move the norm."""
     clip = AdaptiveClipNorm(start=2.0, quantile=0.6, learning_rate=0.5, count_noise=7.0)
@@ -188,6 +189,7 @@ def test_a_count_without_noise_is_refused():
             AdaptiveClipNorm(count_noise=little).noise(1.0, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("float32")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_runs_where_64_bits_are_on(dtype):

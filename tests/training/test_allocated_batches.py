@@ -116,6 +116,7 @@ def fit(data=X, **changes):
     return dpx.training.fit(loss_fn, {"w": jnp.zeros(3)}, data, **(settings | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("allocation")
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_what_is_drawn_costs_what_is_stated(sampling):
@@ -173,6 +174,7 @@ def test_a_killed_training_goes_on_within_an_epoch(tmp_path, monkeypatch):
     assert spent[-1] == resumed.guarantee.epsilon == whole.guarantee.epsilon
 
 
+@pytest.mark.slow
 def test_auto_takes_the_one_that_needs_less_noise(monkeypatch):
     monkeypatch.setattr(calibration.correlated, "coefficients", lambda steps, bands: (1.0,) * bands)
     budget: dict[str, Any] = {"delta": 1e-5, "num_examples": 60, "batch_size": 6, "steps": 10}

@@ -51,6 +51,7 @@ def fit(data=X, **changes):
     return dpx.training.fit(mean_loss, jnp.zeros(2), data, **settings | changes)
 
 
+@pytest.mark.slow
 def test_what_the_optimizer_sees_is_the_slow_construction(coefficients):
     """x + z·C⁻¹Z with a dense inverse, from the draws of independent noise under the same key."""
     sums = np.random.default_rng(1).normal(size=(STEPS, 5)).astype("f4")
@@ -72,6 +73,7 @@ def test_what_the_optimizer_sees_is_the_slow_construction(coefficients):
     np.testing.assert_allclose(correlated_noise, theirs @ jnp.asarray(independent), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_band_is_independent_noise():
     about = {"noise_multiplier": 1.0, "expected_batch_size": 2.0, "key": jax.random.key(7)}
     one = correlated.banded(coefficients=(1.0,), sensitivity=0.5, **about)
@@ -118,6 +120,7 @@ def test_each_step_samples_from_one_group():
     np.testing.assert_array_equal(one[0], plain[0])
 
 
+@pytest.mark.slow
 def test_it_costs_what_blocks_of_steps_cost():
     trained = fit()
     event = trained.guarantee.event

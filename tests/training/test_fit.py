@@ -111,6 +111,7 @@ def test_takes_what_users_have_and_says_whether_types_follow_from_it(data, infer
     assert len(said) == inferred
 
 
+@pytest.mark.slow
 def test_what_is_no_tuple_is_one_argument():
     expected = fit(steps=2).params["w"]
     found = fit({"x": X, "y": Y}, lambda params, e: loss_fn(params, e["x"], e["y"]), steps=2)
@@ -120,6 +121,7 @@ def test_what_is_no_tuple_is_one_argument():
     np.testing.assert_allclose(found.params["w"], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_module_is_trained_and_the_old_one_is_not():
     model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
     before = np.array(model.kernel[...])
@@ -138,6 +140,7 @@ def test_a_module_is_trained_and_the_old_one_is_not():
     assert "evaluation" in trained.not_covered[0]
 
 
+@pytest.mark.slow
 def test_parameters_in_bfloat16_have_sums_and_state_in_float32(tmp_path):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     trained = fit(params=params, optimizer=optax.adam(0.1), steps=3, workdir=tmp_path)

@@ -29,6 +29,7 @@ def fit(params, **options):
     return training.fit(loss, params, (ROWS,), **(ABOUT | given | options)).params
 
 
+@pytest.mark.slow
 def test_parameters_may_have_several_types():
     with jax.enable_x64(True):
         params = {"shift": jnp.zeros(3), "w": jnp.ones((3, 40), jnp.float32)}
@@ -36,6 +37,7 @@ def test_parameters_may_have_several_types():
     assert {name: x.dtype for name, x in found.items()} == {"shift": np.float64, "w": np.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("rbg")
 @pytest.mark.parametrize(
     ("before", "after"),

@@ -80,6 +80,7 @@ def test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize(
     "optimizer",
@@ -132,6 +133,7 @@ def test_dropout_that_all_records_share_names_the_argument():
         fit(lambda w, x: linear(w, nnx.clone(dropout)(x)), strict=True)
 
 
+@pytest.mark.slow
 def test_what_is_given_all_records_at_once_is_named():
     centered = jax.custom_batching.custom_vmap(lambda x: x * 1.0)
     centered.def_vmap(lambda size, batched, x: (x - x.mean(0), True))
@@ -146,6 +148,7 @@ def test_what_is_given_all_records_at_once_is_named():
     fit(loss, strict=True, microbatch_size=1)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_comes_back_as_arrays_that_the_loss_takes():
     params = {"table": np.eye(3, dtype=np.float32), "w": np.ones(3, np.float32)}
 
@@ -166,6 +169,7 @@ def test_what_is_frozen_comes_back_as_arrays_that_the_loss_takes():
     assert found.mean() == seen[-1]
 
 
+@pytest.mark.slow
 def test_a_unit_is_what_a_row_is_called():
     assert fit().guarantee.unit == "record"
     spent = fit(unit="patient").guarantee
@@ -177,6 +181,7 @@ def test_a_unit_is_what_a_row_is_called():
         ), "b")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_losses_are_on_stderr_unless_they_should_not_be(capfd, tmp_path):
     trained = fit(progress=False, workdir=tmp_path)
     printed = capfd.readouterr()
@@ -194,6 +199,7 @@ def test_losses_are_on_stderr_unless_they_should_not_be(capfd, tmp_path):
 GUESSED = pytest.warns(UserWarning, match=r"(key|seed) can be guessed")
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(

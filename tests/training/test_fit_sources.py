@@ -146,6 +146,7 @@ def data(kind):
     return Source(list(zip(X.tolist(), Y.tolist(), strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["source", "PyGrain", "polars", "polars' protocol"])
 def test_fit_takes_records_one_by_one_and_says_what_it_assumes(kind):
     def fit(data):

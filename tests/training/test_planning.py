@@ -26,6 +26,7 @@ def fit(data=X, **changes):
     return dpx.training.fit(loss_fn, {"w": jnp.zeros(3)}, data, **settings | changes)
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_noise_of_what_it_says():
     found = plan(1500, **BUDGET, epochs=4)
     epsilon = dpx.dpsgd_epsilon(
@@ -41,6 +42,7 @@ def test_a_plan_has_the_noise_of_what_it_says():
     assert found.training_noise == pytest.approx(found.step_noise / math.sqrt(found.steps))
 
 
+@pytest.mark.slow
 def test_the_sampling_is_the_one_with_less_noise():
     found = plan(1500, **BUDGET, batch_size=300, steps=20)
     other = {"allocation": "poisson", "poisson": "allocation"}[found.sampling.name]
@@ -87,6 +89,7 @@ def test_batches_have_a_record_at_least_and_all_at_most():
     assert plan(10, epsilon=1.0, delta=1e-3, epochs=3000).batch_size == 10
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize(
     ("given", "batch_size", "steps"),
@@ -125,6 +128,7 @@ def test_what_does_not_fit_together_is_one_line_before_there_is_a_folder(given, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_fit_takes_the_plan_and_says_so(capfd):
     key = dpx.secret_key()
     planned = plan(64, epsilon=3.0, delta=1e-3, epochs=3, steps=8)
@@ -159,6 +163,7 @@ def test_with_users_a_plan_is_of_users(capfd):
     assert noise == pytest.approx(found.noise_multiplier, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_follow_the_records():
     """Neither does the number of records: a neighbour has an empty record in place of one."""
 
@@ -182,6 +187,7 @@ def test_a_plan_does_not_follow_the_records():
     assert replayed.recording.releases
 
 
+@pytest.mark.slow
 def test_the_rate_is_found_over_six_orders_of_magnitude():
     """Without noise, and whatever the scale of the answer, also of parameters in 16 bits."""
     optimizer = planning.untuned(1000)

@@ -14,6 +14,7 @@ def make(**changes):
     return dpx.privatize(**(settings | {"key": jax.random.key(0)} | changes))
 
 
+@pytest.mark.slow
 def test_no_noise_is_exactly_the_clipped_mean():
     transform = make(noise_multiplier=0.0)
     updates, _ = transform.update(GRADS, transform.init(GRADS))
@@ -23,6 +24,7 @@ def test_no_noise_is_exactly_the_clipped_mean():
     )
 
 
+@pytest.mark.quick_cases("clip1-5.0")
 @pytest.mark.parametrize(("clip", "norm"), [(2.0, 2.0), ({"a": 3.0, "b": 4.0}, 5.0)])
 def test_noise_has_the_stated_law(clip, norm):
     transform = make(l2_clip_norm=clip)
@@ -38,6 +40,7 @@ def test_noise_has_the_stated_law(clip, norm):
     assert abs(np.corrcoef(again["b"], updates["b"])[0, 1]) < 0.02
 
 
+@pytest.mark.slow
 def test_update_is_a_pure_function_of_its_state():
     transform = make()
     state = transform.init(GRADS)
@@ -46,6 +49,7 @@ def test_update_is_a_pure_function_of_its_state():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), first, second)
 
 
+@pytest.mark.slow
 def test_low_precision_gradients_get_float32_noise():
     transform = make(noise_multiplier=1.0, l2_clip_norm=1.0, expected_batch_size=1.0)
     zeros = jnp.zeros(20_000, jnp.bfloat16)
@@ -55,6 +59,7 @@ def test_low_precision_gradients_get_float32_noise():
     np.testing.assert_array_equal(updates, wide.astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_chains_with_optax_and_traces_its_key():
     def final(key):
         optimizer = optax.chain(make(key=key), optax.adamw(1e-2))
@@ -86,6 +91,7 @@ def test_bad_arguments_are_named(changes, name):
         make(**changes)
 
 
+@pytest.mark.slow
 def test_clips_whose_squares_leave_float32_keep_their_noise():
     sums = {"a": jnp.ones(1000), "b": jnp.zeros(1000)}
     for clip, multiplier, std in ((1e20, 0.0, 0.0), (1e-25, 1.0, 2**0.5 * 1e-25)):
@@ -146,6 +152,7 @@ def test_refuses_to_compare_a_traced_threshold():
         jax.jit(update)(2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("1e-25-bfloat16")
 @pytest.mark.parametrize(
     ("clip", "dtype"), [(1e-4, jnp.float16), (1e-25, jnp.bfloat16), (1e-20, jnp.float32)]

@@ -134,6 +134,7 @@ def test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments(tmp_
         fit(keys, label="b")
 
 
+@pytest.mark.slow
 def test_a_training_that_was_interrupted_goes_on_under_the_same_keys(tmp_path):
     def interrupt(params):
         raise KeyboardInterrupt
@@ -168,6 +169,7 @@ def test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks():
         assert len(both_trained(lambda: SECRET, enumerate("aa")).shared_keys()) == 5
 
 
+@pytest.mark.slow
 def test_noises_of_two_labels_do_not_cancel():
     """With the noise of one, two sums at two ε gave the exact sum away."""
     keys, about = opened(), {"batch_size": 64, "steps": 1, "delta": 1e-5}

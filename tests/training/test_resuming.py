@@ -102,6 +102,7 @@ def test_what_a_training_left_does_not_go_on_without_its_key(tmp_path, left):
         fit(tmp_path)
 
 
+@pytest.mark.slow
 def test_of_two_trainings_under_a_runs_keys_one_works_in_the_folder(tmp_path):
     # The run itself has the folder, and its trainings theirs.
     with storage.lock(tmp_path), storage.lock(tmp_path / "checkpoints" / "training"):
@@ -117,6 +118,7 @@ def test_a_finished_run_keeps_nothing_of_its_trainings(tmp_path):
     assert [path.name for path in (tmp_path / "secret").iterdir()] == ["salt.json"]
 
 
+@pytest.mark.quick_cases("nothing")
 @pytest.mark.parametrize("left", ["nothing", "a file"])
 def test_a_finished_training_does_not_train_again(tmp_path, left):
     fit(tmp_path)
@@ -128,6 +130,7 @@ def test_a_finished_training_does_not_train_again(tmp_path, left):
         fit(tmp_path, key=dpx.secret_key())
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_not_said_to_start_again(tmp_path):
     fit(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "training" / "3" / "state")
@@ -159,6 +162,7 @@ def test_a_refused_call_leaves_no_trace(tmp_path, changes, error, named):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_bools_may_be_numpys(tmp_path):
     fit(tmp_path, normalize=np.True_, record_key=np.False_)
     fit(tmp_path, normalize=True)

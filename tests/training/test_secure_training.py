@@ -52,6 +52,7 @@ def fit(folder=None, data=X, loss=loss_fn, **changes):
     return dpx.training.fit(loss, start, (data,), workdir=folder, **given)
 
 
+@pytest.mark.slow
 def test_noise_and_samples_follow_from_the_secret_alone():
     """And from nothing that a JAX key or a seed of NumPy says."""
     first = fit()
@@ -64,12 +65,14 @@ def test_noise_and_samples_follow_from_the_secret_alone():
         assert other.history[0].loss != first.history[0].loss
 
 
+@pytest.mark.slow
 def test_without_keys_each_training_has_a_secret_of_its_own():
     one, other = fit(key=None), fit(key=None)
     assert (np.asarray(one.params["w"]) != other.params["w"]).all()
     assert one.history[0].loss != other.history[0].loss
 
 
+@pytest.mark.slow
 def test_no_place_of_a_stream_serves_twice(monkeypatch):
     """Noise has one stream, with a place for each step and array; samples and users' records another."""
     drawn = []
@@ -97,6 +100,7 @@ def test_no_place_of_a_stream_serves_twice(monkeypatch):
     assert len(drawn) == len(set(drawn))  # no place serves twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bands", [None, 2])
 def test_the_noise_of_a_step_is_what_its_words_make(bands):
     about = {}
@@ -114,6 +118,7 @@ def test_the_noise_of_a_step_is_what_its_words_make(bands):
     assert len({release.key for release in recorded.releases}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "own"),
     [
@@ -161,6 +166,7 @@ def test_a_killed_training_goes_on_bitwise_and_leaves_no_secret(
     assert not [t for t in threading.enumerate() if "ThreadPoolExecutor" in t.name]
 
 
+@pytest.mark.slow
 def test_a_training_does_not_go_on_with_another_generator(tmp_path):
     first = fit(tmp_path, key=None)
     again = fit(tmp_path, key=None)
@@ -169,6 +175,7 @@ def test_a_training_does_not_go_on_with_another_generator(tmp_path):
         fit(tmp_path, key=jax.random.key(1 << 40), secure=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, {"sampling": "allocation"}, {"users": USERS, "records_per_user": 2, "batch_size": 4}],
@@ -195,6 +202,7 @@ def test_a_record_or_user_moves_each_step_by_its_own_gradient_alone(changes):
     assert not noise & other
 
 
+@pytest.mark.slow
 def test_which_records_a_user_gives_follows_from_the_stream():
     """Distinct, each as likely, anew in each step; and whoever else is in the batch does not matter."""
     counts, most = np.array([9, 2, 6, 6]), 3
@@ -230,6 +238,7 @@ def test_which_records_a_user_gives_follows_from_the_stream():
     assert drawn(7, [3, 0]) == {user: every[7][user] for user in (3, 0)}
 
 
+@pytest.mark.slow
 def test_the_guarantee_names_the_generator():
     assert stream.ASSUMPTION in fit().guarantee.assumptions
     plain = fit(secure=False, key=jax.random.key(1 << 40))
@@ -263,6 +272,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_section_of_a_config_draws_from_streams(monkeypatch, tmp_path):
     """The private rows alone: a row without privacy has no noise."""
     section = get_config("tiny").train
@@ -285,6 +295,7 @@ def test_the_section_of_a_config_draws_from_streams(monkeypatch, tmp_path):
     assert stream.ASSUMPTION not in guarantee.assumptions
 
 
+@pytest.mark.slow
 def test_privatize_takes_words_or_a_key():
     about = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 1.0}
     total = jnp.zeros(3)

@@ -41,6 +41,7 @@ def fit(log, workdir=None, steps=4, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_function_gets_what_the_history_has_and_names_what_nothing_covers():
     seen = []
     made = fit(
@@ -55,6 +56,7 @@ def test_a_function_gets_what_the_history_has_and_names_what_nothing_covers():
     ]
 
 
+@pytest.mark.slow
 def test_an_adaptive_norm_is_paid_for_and_has_its_own_name():
     seen = []
     options: Any = {
@@ -84,6 +86,7 @@ def rows(path):
     return found
 
 
+@pytest.mark.slow
 def test_a_table_goes_on_after_a_kill_without_what_came_after_the_checkpoint(tmp_path, monkeypatch):
     checkpointed = loop.Checkpoints.save
 
@@ -112,6 +115,7 @@ def test_a_table_goes_on_after_a_kill_without_what_came_after_the_checkpoint(tmp
     assert rows(whole / "log.csv") == ours
 
 
+@pytest.mark.quick_cases("trackio")
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
 def test_services_are_given_steps_and_numbers_and_are_closed(package, monkeypatch, tmp_path):
     calls = []
@@ -132,6 +136,7 @@ def test_services_are_given_steps_and_numbers_and_are_closed(package, monkeypatc
     assert calls == [{"project": "dpx", "name": "run/training"}, (2, names), (4, names), "finished"]
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_them(tmp_path):
     pytest.importorskip("tensorboardX")
     event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
@@ -169,6 +174,7 @@ def test_a_file_of_ones_own_is_not_written_over(tmp_path):
     assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
 
 
+@pytest.mark.slow
 def test_trainings_within_log_where_those_outside_do():
     seen = []
     with trackers.to(lambda *entry: seen.append(entry)):

@@ -109,6 +109,7 @@ def test_pieces_sum_to_the_clipped_gradients_over_the_expected_size(piece, real)
     jax.tree.map(lambda p, e: np.testing.assert_allclose(p, e, atol=1e-6), params, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize("real", [0, 30])
 def test_noise_enters_once_whatever_the_pieces(real):
@@ -131,6 +132,7 @@ def test_noise_enters_once_whatever_the_pieces(real):
     assert np.abs(noise[0]).max() < 5 * 3.0 * 0.5 / 20.0
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
     whole = fit(tmp_path / "a")
     line = Progress.line
@@ -201,6 +203,7 @@ def programs_of(tmp_path):
     jax.config.update("jax_dump_ir_to", before)
 
 
+@pytest.mark.slow
 def test_no_program_has_a_key_in_it(programs_of, tmp_path):
     """It would stay in a cache of compiled programs, which lies where the user puts it."""
     given = keys().training("run")

@@ -54,6 +54,7 @@ def padded(most):
     return x, y, np.arange(most) < np.array(COUNTS)[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("poisson")
 @pytest.mark.parametrize("sampling", ["poisson", "allocation"])
 def test_a_user_is_one_example_whose_loss_is_the_mean_of_all_records(sampling):
@@ -79,6 +80,7 @@ def both(*trained):
     return [each.params for each in trained]
 
 
+@pytest.mark.slow
 def test_the_guarantee_is_about_users_and_their_number():
     found = fit().guarantee
     assert found.unit == "user"
@@ -131,6 +133,7 @@ def test_what_a_step_holds_does_not_grow_with_the_largest_user():
     assert len(seen) > 28  # afresh in each step
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases("threefry2x32")
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_what_a_user_draws_follows_from_nobody_else(impl):
@@ -159,6 +162,7 @@ def test_what_a_user_draws_follows_from_nobody_else(impl):
     assert all_users[0][1] != (np.array(all_users[2][1]) - 10).tolist()
 
 
+@pytest.mark.slow
 def test_the_program_of_a_step_is_the_same_for_other_users(monkeypatch):
     """How many records others have decides no shape in it, and so not how it rounds."""
     jit, programs = jax.jit, []
