@@ -173,8 +173,8 @@ def get_config(arg: str = "") -> ConfigDict:
         )
         if variant == "sentences":
             encoded = classify.get_config("sentences,tiny" if tiny else "sentences")
-            encoded.model.read_layers = 1  # keys of fewer dimensions need less noise
             config.update({"data": encoded.data, "model": encoded.model})
+            config.model.read_layers = 1  # keys of fewer dimensions need less noise
             config.language.template = "Review: {}\nSentiment:"
             config.language.words = (" negative", " positive")
             if tiny:
