@@ -404,8 +404,8 @@ FAULTS = (
     Fault(
         "convolutions in a branch are left to XLA, which mixes up the examples of a sharded batch",
         "dpx/clipping/gradients/reading.py",
-        "(*body.in_avals) if inner else body",
-        "(*body.in_avals) if False else body",
+        "if not (inner := self.body(eqn, body)).convolves:",
+        "if inner := self.body(eqn, body):",
         WITHIN,
     ),
     Fault(

@@ -98,7 +98,7 @@ class Reader:
         self.stopped: dict[Any, str] = {}
         self._eqns: list[Any] = [*self.jaxpr.eqns]
         self._makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
-        self._bodies: dict[int, Reader] = {}
+        self._bodies: dict[tuple[int, int], Reader] = {}
         # By the id of an equation: values of its body, and what stands for them here.
         self._handed: dict[int, dict[Any, Value]] = {}
         self._terms: dict[Any, Terms | None] = {}
@@ -163,14 +163,16 @@ class Reader:
 
     # Bodies of loops and of rematerialised blocks.
 
-    def body(self, eqn: Any) -> "Reader":
-        """The reader of an equation's body, for which nothing that a loop carries is shared."""
-        if id(eqn) not in self._bodies:
-            closed, (first, last) = jaxprs.as_closed(eqn.params["jaxpr"]), jaxprs.carried(eqn)
+    def body(self, eqn: Any, body: Any = None) -> "Reader":
+        """The reader of a body of an equation, for which nothing that a loop carries is shared."""
+        body = eqn.params["jaxpr"] if body is None else body
+        if (key := (id(eqn), id(body))) not in self._bodies:
+            closed, (first, last) = jaxprs.as_closed(body), jaxprs.carried(eqn)
             shared = [self.is_shared(v) for v in eqn.invars]
             shared[first:last] = [False] * (last - first)
-            self._bodies[id(eqn)] = Reader(closed, shared)
-        return self._bodies[id(eqn)]
+            # Indices of branches, and what a loop's condition alone reads, are no operands of a body.
+            self._bodies[key] = Reader(closed, shared[len(shared) - len(closed.jaxpr.invars) :])
+        return self._bodies[key]
 
     def lifted(self, eqn: Any, which: int) -> Terms | None:
         """The terms of a result of an equation with a body, made of those of the body's own result.
@@ -288,27 +290,25 @@ class Reader:
             # JAX rounds so what a policy of `jax.checkpoint` saves. While both are used, both are held.
             if (given["exponent_bits"], given["mantissa_bits"]) == (kind.nexp, kind.nmant):
                 return values
-        if name in ("scan", *jaxprs.REMAT) and self._convolving(eqn, eqn.params["jaxpr"]):
+        if name in ("scan", *jaxprs.REMAT) and self.body(eqn).convolves:
             return self._enter(eqn, values, (), False)
         if (key := {"cond": "branches", "while": "body_jaxpr"}.get(name)) is not None:
             made = jax.tree.map(functools.partial(self._by_products, eqn), eqn.params[key])
             eqn = eqn.replace(params=eqn.params | {key: made})
         return jaxprs.bind(eqn, values)
 
-    def _convolving(self, eqn: Any, body: Any) -> "Reader | None":
-        """The reader of a body that convolves two of the example's own values; None for any other."""
-        closed, (first, last) = jaxprs.as_closed(body), jaxprs.carried(eqn)
-        shared = [self.is_shared(v) for v in eqn.invars]
-        shared[first:last] = [False] * (last - first)
-        shared = shared[len(shared) - len(closed.jaxpr.invars) :]
-        used = jaxprs.walked(closed.jaxpr, [not each for each in shared])
-        convolved = (own for each, own, _ in used if each.primitive.name == "conv_general_dilated")
-        return Reader(closed, shared) if any(map(all, convolved)) else None
+    @functools.cached_property
+    def convolves(self) -> bool:
+        """Whether two of the example's own values are convolved, in bodies of equations too."""
+        used = jaxprs.walked(self.jaxpr, [v not in self.shared for v in self.jaxpr.invars])
+        convolved = (own for eqn, own, _ in used if eqn.primitive.name == "conv_general_dilated")
+        return any(map(all, convolved))
 
     def _by_products(self, eqn: Any, body: core.ClosedJaxpr) -> core.ClosedJaxpr:
         """A body with such convolutions made as `_evaluate` makes them."""
-        inner = self._convolving(eqn, body)
-        return jax.make_jaxpr(lambda *x: inner.run(x, ())[0])(*body.in_avals) if inner else body
+        if not (inner := self.body(eqn, body)).convolves:
+            return body
+        return jax.make_jaxpr(lambda *x: inner.run(x, ())[0])(*body.in_avals)
 
     def _enter(self, eqn: Any, values: list, wanted: Sequence[Any], inline: bool) -> list:
         """The results of an equation with a body, and the values that the body hands out."""
