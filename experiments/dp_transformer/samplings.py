@@ -36,6 +36,13 @@ class Training(NamedTuple):
     section: str = "train"
 
 
+def of_fit(name: str, records: int, epsilons: tuple[float, ...], *, batch_size: int) -> Training:
+    """The training of a call of `fit` with 200 steps."""
+    return Training(
+        name, "", records, epsilons, {"fit": {"steps": 200, "batch_size": batch_size}}, "fit"
+    )
+
+
 TRAININGS = [
     Training("surnames, the quickstart", "quickstart", 80_799, (1, 3, 8)),
     Training("TinyShakespeare", "shakespeare", 15_685, (5, 8, 10)),
@@ -64,25 +71,9 @@ TRAININGS = [
         (1, 3, 8),
         section="regression",
     ),
-    Training(
-        "digits", "", 1347, (1, 3, 8), {"fit": {"steps": 200, "batch_size": 256}}, section="fit"
-    ),
-    Training(
-        "surnames, a small transformer",
-        "",
-        80_799,
-        (2, 8),
-        {"fit": {"steps": 200, "batch_size": 1024}},
-        section="fit",
-    ),
-    Training(
-        "histories, a small transformer",
-        "",
-        20_000,
-        (2, 8),
-        {"fit": {"steps": 200, "batch_size": 1024}},
-        section="fit",
-    ),
+    of_fit("digits", 1347, (1, 3, 8), batch_size=256),
+    of_fit("surnames, a small transformer", 80_799, (2, 8), batch_size=1024),
+    of_fit("histories, a small transformer", 20_000, (2, 8), batch_size=1024),
 ]
 
 
