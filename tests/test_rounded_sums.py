@@ -37,7 +37,6 @@ def assumes_exact_sums(released) -> bool:
     return any("count as exact" in each for each in released.guarantee.assumptions)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("Gram", "sketch")
 @pytest.mark.parametrize("name", RELEASES)
 def test_sums_of_32_bits_are_an_assumption(name):

@@ -151,7 +151,6 @@ def test_curve_of_composed_steps_is_that_of_simulated_runs_and_of_gaussians_in_t
     np.testing.assert_allclose(nearly, whole, atol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("4.0")
 @pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
 def test_bounds_of_sampled_steps_reach_four_fifths_and_see_too_little_noise(epsilon):

@@ -70,7 +70,6 @@ def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
     np.testing.assert_allclose(out.losses, 0.5 * gradients["b"] ** 2 * mask, rtol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("17")
 @pytest.mark.parametrize("size", [20, 16, 17])
 def test_more_microbatches_than_are_added_up_plainly(size):
@@ -91,7 +90,6 @@ def test_more_microbatches_than_are_added_up_plainly(size):
         np.testing.assert_allclose(parts.grads[name], whole.grads[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("two_pass")
 def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
     params, x, y, _ = problem
@@ -160,7 +158,6 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("two_pass")
 def test_long_examples_that_are_not_finite_add_nothing(method):
     x = np.random.default_rng(0).normal(size=(3, 1025)).astype(np.float32)
@@ -190,7 +187,6 @@ def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
         np.testing.assert_array_equal(out.norms, np.where(mask, np.inf, 0.0))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("two_pass")
 def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
     params, x, y, _ = problem
@@ -245,7 +241,6 @@ def test_batches_of_none_and_of_one(method, problem):
     assert one.norms.shape == (1,)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("one_pass")
 def test_bfloat16_sums_are_float32(method):
     if method == "two_pass":

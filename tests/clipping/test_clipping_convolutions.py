@@ -246,7 +246,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("shared by a scan-one_pass", "tied-two_pass")
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_models_with_convolutions_are_clipped_exactly(name, method):

@@ -121,7 +121,6 @@ def test_sequences_of_two_lengths_are_normed_apart():
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("all positions")
 @pytest.mark.parametrize("last_only", [False, True], ids=["all positions", "the last position"])
 def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
@@ -194,7 +193,6 @@ def test_a_block_more_adds_little_to_the_program():
     assert per_block() < 8 * plain
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("one group-None", "a group for each-2")
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("clip", [0.5, [0.1, 0.2, 0.3]], ids=["one group", "a group for each"])

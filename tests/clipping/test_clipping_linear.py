@@ -124,7 +124,6 @@ def iterated(matrix, y):
     return jax.scipy.sparse.linalg.cg(lambda z: matrix @ z, y, tol=1e-3)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize("by", [jnp.linalg.solve, iterated], ids=["in one go", "iterated"])
 def test_solvers_are_differentiated_as_they_are(by):

@@ -141,7 +141,6 @@ def test_all_options_at_once(make, method):
             np.testing.assert_allclose(found.aux["out"][row], aux["out"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("one_pass")
 @pytest.mark.parametrize("method", ["one_pass", "two_pass", "vmap"])
 def test_a_loss_is_clipped_where_ranks_must_not_be_promoted(method):

@@ -136,7 +136,6 @@ def test_rows_that_are_equal_by_chance_are_no_more_than_reported(given):
         clipped(lambda params, x, y: plain(params, x) * table.mean(), batch=(X, given))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("asarray1")
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 def test_fit_refuses_a_loss_that_closes_over_its_data(kind):

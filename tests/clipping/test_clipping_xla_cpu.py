@@ -32,7 +32,6 @@ def loss(p, x):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("rows")
 @pytest.mark.parametrize(
     "trick", [t for t in sorted(xla_cpu.TRICKS) if t != "kept" or xla_cpu.keeps_blocks()]

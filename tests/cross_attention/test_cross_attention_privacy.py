@@ -154,7 +154,6 @@ def test_a_private_count_is_told_by_the_noisy_mass_alone():
         cross_attention.build(KEY, K[:0], V[:0], **BOX, **BUDGET)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("ball")
 @pytest.mark.parametrize("value_domain", ["box", "ball"])
 def test_a_release_moves_by_no_more_than_the_sensitivity_whatever_a_row_holds(value_domain):

@@ -139,7 +139,6 @@ def test_trees_answer_one_matrix_of_queries():
             ask(np.zeros((2, 3, 2)))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("1e+300")
 @pytest.mark.filterwarnings("error", "ignore:key can be guessed")
 @pytest.mark.parametrize("row", [0.0, 1e300])

@@ -187,7 +187,6 @@ def test_what_cannot_be_written_is_named(tmp_path, changes, form, words):
     assert not list((tmp_path / "to").glob("*"))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("distilbert_classifier")
 @pytest.mark.parametrize("name", ["gpt2", "bert", "distilbert_classifier", "qwen3", "gemma3"])
 def test_merging_is_exact_for_every_layout(tmp_path, name):

@@ -78,7 +78,6 @@ def one_heavy_user(events=40_000, others=2_000):
     return Histories((*light, rng.integers(0, 100, events)), 100)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("gram:recommender")
 @pytest.mark.parametrize(
     "source", ["recommender:amazon_warm", "recommender:movielens", "gram:recommender"]

@@ -124,7 +124,6 @@ def test_a_shift_alone_leaves_all_layers_to_the_trunk():
     np.testing.assert_allclose(model(TOKENS), expected, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("remat", [False, True])
 def test_bfloat16_is_near_and_remat_changes_nothing(remat):

@@ -163,7 +163,6 @@ def test_other_cuts_keep_digits_together(tmp_path, name, words):
     assert [VOCABULARY[i] for i in ids] == words
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize("untied", [False, True])
 def test_a_tuned_model_becomes_a_folder(tmp_path, untied):

@@ -115,7 +115,6 @@ def test_cosh_kernel_agrees_with_its_definition_and_does_not_overflow():
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("cosh")
 @pytest.mark.parametrize("kernel", ["exp", "cosh"])
 def test_bounds_hold_and_the_papers_is_vacuous(kernel):

@@ -297,7 +297,6 @@ def test_modules_are_chosen_as_peft_chooses():
         chosen(("proj",))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("gpt2_lora")
 @pytest.mark.parametrize("name", ["llama_lora", "gpt2_lora"])
 def test_adapters_of_peft_are_read_and_written(tmp_path, name):

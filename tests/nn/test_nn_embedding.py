@@ -63,7 +63,6 @@ def test_tokens_that_no_row_stands_for_are_named(name):
     assert model(jnp.array([0, 10])).shape == (2, 64 if name == "encoder" else 11)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("GRU")
 @pytest.mark.parametrize("name", [*MODELS, "decoder", "encoder"])
 def test_padding_may_be_minus_one_where_the_mask_leaves_it_out(name):

@@ -192,7 +192,6 @@ def test_unseen_tokens_are_safe():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("inf")
 @pytest.mark.parametrize("std", [1e6, 1e12, np.inf])
 def test_no_noise_of_parameters_is_too_large(std):

@@ -93,7 +93,6 @@ def fraction(x):
     return Fraction(float(x))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("float32")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_values_are_cut_without_rounding(dtype):

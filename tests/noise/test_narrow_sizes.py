@@ -93,7 +93,6 @@ def test_truncated_noise_reaches_as_far_as_its_guarantee_says(narrow):
     np.testing.assert_array_equal(law.sample(KEY, (1000,)), wide.sample(KEY, (1000,)))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("bfloat16")
 @NARROW
 def test_recommenders_and_counts_of_narrow_bounds_are_those_of_wide_ones(narrow):

@@ -114,7 +114,6 @@ def test_signs_are_fair_and_say_nothing_of_sizes():
     assert stats.ks_2samp(draws[draws > 0], -draws[draws < 0]).pvalue > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("law1")
 @pytest.mark.parametrize("law", [Laplace(0.3), TruncatedLaplace(0.3, 2.0)])
 def test_laplace_noise_is_added_in_64_bits(law):

@@ -215,7 +215,6 @@ def test_bounds_whose_products_are_no_floats_are_refused(name, size):
         noisy_head.fit(jax.random.key(0), features_of(5), hyper, step_size=0.1, steps=2, **budget)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("1e-20")
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e10])
 def test_bounds_in_range_are_released_finite(size):

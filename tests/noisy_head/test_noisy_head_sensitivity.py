@@ -63,7 +63,6 @@ def worst_by_ascent(gap, hyper, dim=3, starts=64):
     return float(ascend(parameters))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("1.0")
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_gradient_sensitivity_under_attack(ratio):

@@ -189,7 +189,6 @@ def test_a_count_without_noise_is_refused():
             AdaptiveClipNorm(count_noise=little).noise(1.0, 100)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("float32")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_runs_where_64_bits_are_on(dtype):

@@ -116,7 +116,6 @@ def fit(data=X, **changes):
     return dpx.training.fit(loss_fn, {"w": jnp.zeros(3)}, data, **(settings | changes))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("allocation")
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_what_is_drawn_costs_what_is_stated(sampling):

@@ -37,7 +37,6 @@ def test_parameters_may_have_several_types():
     assert {name: x.dtype for name, x in found.items()} == {"shift": np.float64, "w": np.float32}
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("rbg")
 @pytest.mark.parametrize(
     ("before", "after"),

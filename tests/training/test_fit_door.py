@@ -80,7 +80,6 @@ def test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize(
     "optimizer",
@@ -199,7 +198,6 @@ def test_losses_are_on_stderr_unless_they_should_not_be(capfd, tmp_path):
 GUESSED = pytest.warns(UserWarning, match=r"(key|seed) can be guessed")
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(

@@ -89,7 +89,6 @@ def test_batches_have_a_record_at_least_and_all_at_most():
     assert plan(10, epsilon=1.0, delta=1e-3, epochs=3000).batch_size == 10
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize(
     ("given", "batch_size", "steps"),

@@ -152,7 +152,6 @@ def test_refuses_to_compare_a_traced_threshold():
         jax.jit(update)(2.0)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("1e-25-bfloat16")
 @pytest.mark.parametrize(
     ("clip", "dtype"), [(1e-4, jnp.float16), (1e-25, jnp.bfloat16), (1e-20, jnp.float32)]

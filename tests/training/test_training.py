@@ -109,7 +109,6 @@ def test_pieces_sum_to_the_clipped_gradients_over_the_expected_size(piece, real)
     jax.tree.map(lambda p, e: np.testing.assert_allclose(p, e, atol=1e-6), params, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases
 @pytest.mark.parametrize("real", [0, 30])
 def test_noise_enters_once_whatever_the_pieces(real):

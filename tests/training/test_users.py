@@ -54,7 +54,6 @@ def padded(most):
     return x, y, np.arange(most) < np.array(COUNTS)[:, None]
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("poisson")
 @pytest.mark.parametrize("sampling", ["poisson", "allocation"])
 def test_a_user_is_one_example_whose_loss_is_the_mean_of_all_records(sampling):
@@ -133,7 +132,6 @@ def test_what_a_step_holds_does_not_grow_with_the_largest_user():
     assert len(seen) > 28  # afresh in each step
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("threefry2x32")
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_what_a_user_draws_follows_from_nobody_else(impl):
