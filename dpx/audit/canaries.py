@@ -33,7 +33,7 @@ from dpx.audit.curves import SampledGaussian
 from dpx.clipping import clipped_grad
 from dpx.privacy.allocation import epoch
 from dpx.training.sampling import Allocation, Poisson, Sampling
-from dpx.training.transformation import privatize
+from dpx.training.privatize import privatize
 
 _LEARNED = 0.1  # the share of the runs without the canary from which the joint statistic is learned
 _TOGETHER = 4096  # runs at a time, to bound memory

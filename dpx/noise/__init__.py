@@ -1,4 +1,4 @@
-"""Additive noise: the one door through which releases go, and the laws of the noise that is added there.
+"""Additive noise: the one function that adds it to releases, and the laws of what it adds.
 
 `release` adds noise to private statistics, and `secure.release_whole` does so where arithmetic must be exact.
 Nothing else in this project adds noise. Both are told the exact value, how far one record may move it, and
@@ -23,7 +23,7 @@ it draws the same noise from the bits of a cryptographic stream (`dpx.noise.stre
 """
 
 from dpx.noise import secure, stream
-from dpx.noise.door import check_finite, check_size, release
+from dpx.noise.release import check_finite, check_size, release
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.secure import release_integers, sum_sparse
 

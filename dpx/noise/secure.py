@@ -31,7 +31,7 @@ import numpy as np
 from dpx import _watch
 from dpx._numerics import wide_sums
 from dpx._validate import check_key, check_positive
-from dpx.noise.door import release
+from dpx.noise.release import release
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0

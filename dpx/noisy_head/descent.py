@@ -17,7 +17,7 @@ from dpx.noisy_head.prompts import Features, check_features
 from dpx.noisy_head.second_moments import gradient_sum
 from dpx.noisy_head.sensitivity import DECAY, HyperParameters, enforce
 from dpx.privacy import PrivacyGuarantee
-from dpx.training.transformation import privatize
+from dpx.training.privatize import privatize
 
 
 class Fit(NamedTuple):

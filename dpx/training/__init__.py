@@ -6,7 +6,7 @@ from dpx.training.keys import Keys, secret_key
 from dpx.training.log import Record
 from dpx.training.planning import Plan, plan
 from dpx.training.sampling import Allocation, Poisson, allocated_batches, poisson_batches
-from dpx.training.transformation import PrivatizeState, privatize
+from dpx.training.privatize import PrivatizeState, privatize
 
 __all__ = [
     "AdaptiveClipNorm",

@@ -11,7 +11,7 @@ from flax import nnx
 from dpx import _validate
 from dpx.training import adaptive
 from dpx.training.sampling import NAMES, Allocation, Poisson, Sampling
-from dpx.training.transformation import PrivatizeState
+from dpx.training.privatize import PrivatizeState
 
 
 def check_flag(value: Any, name: str) -> bool:

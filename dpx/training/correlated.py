@@ -29,7 +29,7 @@ import numpy as np
 import optax
 
 from dpx.noise import release
-from dpx.training.transformation import drawn_from
+from dpx.training.privatize import drawn_from
 
 
 class BandedState(NamedTuple):

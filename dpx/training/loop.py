@@ -1,6 +1,6 @@
 """The training loop: random batches, one noisy Optax step each, checkpoints, a progress line.
 
-`dpx.training.fit` is its front door. `train` is for callers that calibrate by themselves, because the
+`dpx.training.fit` is what users call. `train` is for callers that calibrate by themselves, because the
 training shares a budget with a release that it starts from, or is not private and only a comparison.
 """
 
@@ -31,7 +31,7 @@ from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Monitoring, Progress, Record, evaluated
 from dpx.training.sampling import Poisson, largest_sample
 from dpx.training.streaming import bits_of_steps
-from dpx.training.transformation import privatize
+from dpx.training.privatize import privatize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import optax
 import dpx
 from dpx.audit import Training
 from dpx.training import Poisson
-from dpx.training.transformation import PrivatizeState
+from dpx.training.privatize import PrivatizeState
 
 _MICROBATCHES = 4
 

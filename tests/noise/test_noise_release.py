@@ -1,4 +1,4 @@
-"""What may pass the door: shapes, types and sizes of noise that would leave something exact are refused."""
+"""What `noise.release` refuses: shapes, types and sizes of noise that would leave something exact."""
 
 import jax
 import jax.numpy as jnp

@@ -32,7 +32,7 @@ def release(
     axis: int | None = None,
     parts: int = 1,
 ) -> Any:
-    """Releases an exact statistic with noise: the only door from private data to outputs.
+    """Releases an exact statistic with noise: the one way from private data to outputs.
 
     Guarantee: what the caller's accounting makes of it. The caller promises that for neighbours the exact
     values differ by a vector Δ with ‖Δ/sensitivity‖₂ ≤ 1 over all entries together, and gets noise
