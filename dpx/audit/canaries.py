@@ -32,8 +32,8 @@ from dpx._validate import check_integer, check_number
 from dpx.audit.curves import SampledGaussian
 from dpx.clipping import clipped_grad
 from dpx.privacy.allocation import epoch
-from dpx.training.sampling import Allocation, Poisson, Sampling
 from dpx.training.privatize import privatize
+from dpx.training.sampling import Allocation, Poisson, Sampling
 
 _LEARNED = 0.1  # the share of the runs without the canary from which the joint statistic is learned
 _TOGETHER = 4096  # runs at a time, to bound memory

@@ -51,6 +51,7 @@ def run_points(
     pool: workers.Pool | None = None,
     out: TextIO | None = None,
     *,
+    quiet: bool = False,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[tuple[str, str]]:
     """Runs the points that are not finished. They must have been checked before.
@@ -66,6 +67,7 @@ def run_points(
       folder: The folder of the sweep.
       pool: The workers; by default this process.
       out: The stream for progress; stderr by default.
+      quiet: Whether points print into their folders only, as other processes always do.
       fixed: The overrides that all points have in common, which are in no point's name.
 
     Returns:
@@ -74,11 +76,14 @@ def run_points(
     pool = workers.Here() if pool is None else pool
     live = out is None and sys.stderr.isatty() and not isinstance(pool, workers.Here)
     tasks = [Task(source, {**fixed, **point}, str(folder), point_name(point)) for point in listed]
-    return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live, out=out))
+    return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live, out=out), quiet=quiet)
 
 
-def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> list[tuple[str, str]]:
+def run_tasks(
+    listed: list[Task], pool: workers.Pool, progress: Progress, *, quiet: bool
+) -> list[tuple[str, str]]:
     """Runs points or trials as `run_points` says, and shows the progress."""
+    quiet = quiet or not isinstance(pool, workers.Here)
     tasks = dict(enumerate(listed, start=1))
     waiting, due = deque(tasks), dict.fromkeys(tasks, 0.0)
     attempts, failed, held, running = dict.fromkeys(tasks, 0), [], set(), {}
@@ -93,7 +98,7 @@ def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> lis
                     ended[number] = Ended("busy")
                 else:
                     progress.begins(number, task.name)
-                    running[number] = pool.submit(task)
+                    running[number] = pool.submit(points.attempt, task, quiet=quiet)
             ended |= {n: _result(job) for n, job in running.items() if job.done()}
             for number, (state, error) in ended.items():
                 running.pop(number, None)
@@ -139,7 +144,7 @@ def _busy(workdir: Path) -> bool:
         return True
 
 
-def _result(job: workers.Job) -> Ended:
+def _result(job: Any) -> Ended:
     try:
         return Ended(*job.result())
     except Exception as error:  # executors raise many types for a worker that died
@@ -160,7 +165,7 @@ def _select(source: str, fixed: dict, folder: Path) -> None:
         planned = selection_plan.plan(source, points_of_grid, *asked, fixed=fixed)
         selection.begin(planned, folder)
         private = folder / records.PRIVATE
-        pool = workers.choose(flag.executor, flag.workers, private, flag.slurm, quiet=True)
+        pool = workers.choose(flag.executor, flag.workers, private, flag.slurm)
     except (ValueError, OSError, MemoryError) as error:
         cli.stop(error)
     print(f"{planned.words}\nHow far it is: {private / points.LOG}, for the data holder alone.")
@@ -168,7 +173,8 @@ def _select(source: str, fixed: dict, folder: Path) -> None:
         with storage.appending(private / points.LOG) as log:
 
             def run_trials(tasks: list[Task]) -> list[tuple[str, str]]:
-                return run_tasks(tasks, pool, Progress(len(tasks), pool.size, out=log))
+                progress = Progress(len(tasks), pool.size, out=log)
+                return run_tasks(tasks, pool, progress, quiet=True)
 
             selection.finish(planned, folder, run_trials)
         print(report.write(folder))
@@ -192,9 +198,7 @@ def main(argv: list[str]) -> None:
             return
         whole = grid(source, flag.set, fixed)
         mine = shard(whole, flag.shard)
-        pool = workers.choose(
-            flag.executor, flag.workers, folder, flag.slurm, quiet=not flag.progress
-        )
+        pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
         configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)
@@ -209,7 +213,8 @@ def main(argv: list[str]) -> None:
             if flag.progress
             else storage.appending(folder / points.LOG) as out
         ):
-            failed = run_points(source, mine, folder, pool, out, fixed=fixed)
+            quiet = not flag.progress
+            failed = run_points(source, mine, folder, pool, out, quiet=quiet, fixed=fixed)
         if records.read_all(folder):
             print(report.write(folder))
     except cli.EXPECTED as error:

@@ -23,8 +23,8 @@ it draws the same noise from the bits of a cryptographic stream (`dpx.noise.stre
 """
 
 from dpx.noise import secure, stream
-from dpx.noise.release import check_finite, check_size, release
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
+from dpx.noise.release import check_finite, check_size, release
 from dpx.noise.secure import release_integers, sum_sparse
 
 __all__ = [

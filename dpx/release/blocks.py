@@ -1,15 +1,17 @@
 """Blocks of records that workers sum, and the one place where a release asks for a sum."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from dpx._validate import check_choice, check_integer
-from dpx.release.executors import Here, Processes, Ray
-from dpx.release.sums import Partial, Statistic
+from dpx.release.executors import Here, Processes, Ray, WorkerDiedError
+from dpx.release.sums import Partial, Statistic, merge
 
 _GROUPS_PER_WORKER = 4  # more groups lose less work when a worker dies, but send more sums
 
@@ -28,7 +30,7 @@ class Blocks:
       executor: "local" for processes of this machine, or "ray" for the Ray cluster that this process is
         connected to, or a new one.
       workers: The number of processes; with 1, this process does all. With Ray, the CPUs of a new cluster.
-      retries: How often the unfinished work of workers that died is done again.
+      retries: How often the work of a worker that died is done again.
 
     Raises:
       ValueError: for no blocks, a block that is named twice, or an argument out of range.
@@ -48,14 +50,15 @@ class Blocks:
         workers = check_integer(workers, "workers")
         retries = check_integer(retries, "retries", 0)
         blocks = _named(source)
-        count = min(len(blocks), _GROUPS_PER_WORKER * workers)
+        if executor == "ray":
+            start = functools.partial(Ray, workers, on_cpus=True, retries=retries)
+        else:
+            start = functools.partial(Processes, workers, on_cpus=True) if workers > 1 else Here
+        self._start, self._executor = start, start()
+        count = 1 if start is Here else min(len(blocks), _GROUPS_PER_WORKER * workers)
         self._names = {name for name, _ in blocks}
         self._groups = [blocks[i::count] for i in range(count)]
-        self._read = read
-        if executor == "ray":
-            self._executor = Ray(workers, retries)
-        else:
-            self._executor = Processes(workers, retries) if workers > 1 else Here()
+        self._read, self._retries = read, retries
 
     def __repr__(self) -> str:
         return f"Blocks({len(self._names)} blocks)"
@@ -67,14 +70,58 @@ class Blocks:
           RuntimeError: if workers die more often than `retries`, or the sum lacks a block.
           Exception: whatever reading or summing a block raises, with a note that names the block.
         """
-        summed = self._executor.sum_up(statistic, self._read, self._groups)
+        job = functools.partial(_sum_blocks, statistic, self._read)
+        summed = _sum_up(self._executor, job, self._groups, self._retries)
         if lost := sorted(self._names - summed.blocks):
             raise RuntimeError(f"blocks={lost[:3]} must be in the total: they were lost on the way")
         return summed
 
     def close(self) -> None:
         """Ends the workers; a later sum starts new ones."""
-        self._executor.close()
+        self._executor.shutdown()
+        self._executor = self._start()
+
+
+def _sum_up(executor: Executor, job: Callable, groups: list, retries: int) -> Partial:
+    """The sum over all groups. A group whose worker dies is submitted again."""
+    running = {executor.submit(job, group): (group, 0) for group in groups}
+    total = None
+    try:
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                group, died = running.pop(future)
+                try:
+                    part = future.result()
+                except WorkerDiedError as error:
+                    if died == retries:
+                        names = [name for name, _ in group[:3]]
+                        raise RuntimeError(
+                            f"workers died {died + 1} times over the blocks {names}: use smaller blocks or "
+                            f"fewer workers, if memory ran out ({error})"
+                        ) from None
+                    running[executor.submit(job, group)] = group, died + 1
+                else:
+                    total = part if total is None else merge(total, part)
+    finally:
+        for future in running:
+            future.cancel()
+    assert total is not None
+    return total
+
+
+def _sum_blocks(
+    statistic: Statistic, read: Callable | None, blocks: list[tuple[str, Any]]
+) -> Partial:
+    """The sum over a group of blocks, of which one at a time is in memory."""
+    return functools.reduce(merge, (_sum_block(statistic, read, *block) for block in blocks))
+
+
+def _sum_block(statistic: Statistic, read: Callable | None, name: str, value: Any) -> Partial:
+    try:
+        return statistic(value if read is None else read(value)).as_block(name)
+    except Exception as error:
+        error.add_note(f"in block {name}")
+        raise
 
 
 def total(statistic: Statistic, *records: Any) -> Partial:

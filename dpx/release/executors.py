@@ -1,145 +1,170 @@
-"""Executors that sum blocks: in this process, in processes of this machine, or in Ray tasks.
+"""Executors as those of `concurrent.futures`: this process, processes that may die, and Ray tasks.
 
-`sum_up` takes a statistic, the function that reads a block, and groups of named blocks, and returns their
-total. Workers live until `close`, or until the executor is garbage.
+Each has a number of workers, its `size`, which start with the first calls and live until `shutdown`, or until
+the executor is garbage. What is called, its arguments and its result must be possible to pickle.
 """
 
-import functools
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 
-from dpx.release.sums import Partial, Statistic, merge
-
-Group = list[tuple[str, Any]]
-Read = Callable[[Any], Any] | None
+_SPAWN = multiprocessing.get_context("spawn")  # JAX does not survive a fork
 
 
-def sum_blocks(statistic: Statistic, read: Read, blocks: Group) -> Partial:
-    """The sum over a group of blocks, of which one at a time is in memory."""
-    return functools.reduce(merge, (_sum_block(statistic, read, *block) for block in blocks))
+class WorkerDiedError(Exception):
+    """The error of a call whose worker ended before it."""
 
 
-def _sum_block(statistic: Statistic, read: Read, name: str, value: Any) -> Partial:
-    try:
-        return statistic(value if read is None else read(value)).as_block(name)
-    except Exception as error:
-        error.add_note(f"in block {name}")
-        raise
+class Here(Executor):
+    """An executor that makes each call in this process, within `submit`."""
 
+    size = 1
 
-class Here:
-    """Sums blocks in this process, one after the other."""
-
-    def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
-        return sum_blocks(statistic, read, [block for group in groups for block in group])
-
-    def close(self) -> None:
-        """Does nothing, since there are no workers."""
-
-
-class Processes:
-    """Sums groups of blocks in processes of this machine, and replaces processes that die.
-
-    JAX does not survive a fork, so that each process imports the main module anew: a script has to guard its
-    code by `if __name__ == "__main__":`. The processes compute on CPUs.
-    """
-
-    def __init__(self, workers: int, retries: int):
-        self._workers = workers
-        self._retries = retries
-        self._pool: ProcessPoolExecutor | None = None
-
-    def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
-        waiting, total, died = dict(enumerate(groups)), None, 0
-        while waiting:
-            before = len(waiting)
-            for index, part in self._finished(statistic, read, waiting):
-                total = part if total is None else merge(total, part)
-                waiting = {left: group for left, group in waiting.items() if left != index}
-            if not waiting:
-                break
-            self.close()
-            died = 0 if len(waiting) < before else died + 1
-            if died > self._retries:
-                names = [name for group in waiting.values() for name, _ in group]
-                raise RuntimeError(
-                    f"workers died {died} times over the blocks {names[:3]}: use smaller blocks or fewer "
-                    "workers, if memory ran out"
-                )
-        assert total is not None
-        return total
-
-    def _finished(
-        self, statistic: Statistic, read: Read, groups: dict[int, Group]
-    ) -> Iterator[tuple[int, Partial]]:
-        """Yields the index and the sum of each group as it is done; ends early if a worker dies."""
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self._workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_on_cpus,
-            )
+    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        """Makes the call, and returns its future, which is done."""
+        future = Future()
         try:
-            running = {
-                self._pool.submit(sum_blocks, statistic, read, group): index
-                for index, group in groups.items()
-            }
-            for future in as_completed(running):
-                # Popped, so that a sum that is merged is not kept.
-                yield running.pop(future), future.result()
-        except BrokenProcessPool:
-            return
-
-    def close(self) -> None:
-        """Ends the processes."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
-def _on_cpus() -> None:
-    jax.config.update("jax_platforms", "cpu")
+class Processes(Executor):
+    """An executor of processes on this machine, each of which makes many calls and keeps compiled programs.
 
+    A process that dies costs the call that it was in, and is replaced. Each process imports the main module
+    anew: a script has to guard its code by `if __name__ == "__main__":`.
 
-class Ray:
-    """Sums groups of blocks in Ray tasks, and merges the sums in a tree of tasks.
-
-    Ray itself repeats the tasks of a worker that died. Sums travel between workers through Ray's store; only
-    the total comes to this process.
+    Args:
+      size: The number of processes.
+      on_cpus: Whether they compute on CPUs, and leave accelerators to this process.
     """
 
-    def __init__(self, workers: int, retries: int):
+    def __init__(self, size: int, *, on_cpus: bool = False):
+        self.size = size
+        self._on_cpus = on_cpus
+        self._threads = ThreadPoolExecutor(size)  # each waits for one process, its `_own.worker`
+        self._own = threading.local()
+        self._lock, self._started, self._ended = threading.Lock(), [], False
+
+    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        """Hands the call to a process, and returns its future, which may raise WorkerDiedError."""
+        return self._threads.submit(self._call, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Ends all processes at once, and the calls that they are in."""
+        with self._lock:
+            self._ended = True
+            for process in self._started:
+                process.kill()
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+
+    def _call(self, *call: Any) -> Any:
+        with self._lock:
+            if self._ended:
+                raise WorkerDiedError("the executor was shut down")
+            if not hasattr(self._own, "worker"):
+                self._own.worker = _Worker(self._on_cpus)
+                self._started.append(self._own.worker.process)
+        try:
+            self._own.worker.pipe.send(call)
+            result, error = self._own.worker.pipe.recv()
+        except (EOFError, OSError):
+            process = self._own.worker.process
+            del self._own.worker
+            process.join()
+            raise WorkerDiedError(f"the worker ended with status {process.exitcode}") from None
+        if error is not None:
+            raise error
+        return result
+
+
+class _Worker:
+    """A process that makes the calls that come through a pipe, until the pipe's other end is gone."""
+
+    def __init__(self, on_cpus: bool):
+        self.pipe, theirs = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_serve, args=(theirs, on_cpus))
+        self.process.start()
+        theirs.close()
+
+
+def _serve(pipe: Any, on_cpus: bool) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process gets it, and ends it
+    os.dup2(2, 1)
+    if on_cpus:
+        jax.config.update("jax_platforms", "cpu")
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            pipe.send(_answer(pipe.recv_bytes()))
+
+
+def _answer(call: bytes) -> tuple[Any, Exception | None]:
+    try:
+        fn, args, kwargs = pickle.loads(call)
+        return fn(*args, **kwargs), None
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        return None, error
+
+
+class Ray(Executor):
+    """An executor of Ray tasks, in the cluster of this process, that of RAY_ADDRESS, or a new one.
+
+    Args:
+      size: The number of calls at a time, and of the CPUs of a new cluster.
+      on_cpus: Whether tasks leave the accelerators of the cluster alone; each takes one otherwise.
+      retries: How often Ray repeats a call whose worker died, before its future raises one of Ray's errors.
+
+    Raises:
+      ModuleNotFoundError: without Ray.
+    """
+
+    def __init__(self, size: int, *, on_cpus: bool = False, retries: int = 0):
         try:
             import ray  # type: ignore[import-not-found]
         except ImportError:
             raise ModuleNotFoundError(
                 'executor="ray" needs Ray: pip install ray', name="ray"
             ) from None
+        self.size = size
         self._ray: Any = ray
-        self._workers = workers
-        self._options = {"num_cpus": 1, "max_retries": retries}
-        self._started = False
+        self._on_cpus, self._retries = on_cpus, retries
+        self._started, self._task = False, None
 
-    def close(self) -> None:
-        """Ends the cluster, if it was started here."""
+    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        """Hands the call to a task, which works in the folder of this process, and returns its future."""
+        if self._task is None:
+            self._task = self._start()
+        return self._task.remote(os.getcwd(), fn, args, kwargs).future()
+
+    def _start(self) -> Any:
+        ray = self._ray
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            own = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": self.size}
+            ray.init(**own, include_dashboard=False, log_to_driver=False, logging_level="error")
+            self._started = True
+        gpus = 0 if self._on_cpus or not ray.cluster_resources().get("GPU") else 1
+        return ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self._retries)(_call_in)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Leaves the cluster, which ends if it was started here."""
         if self._started:
             self._ray.shutdown()
-            self._started = False
+        self._started, self._task = False, None
 
-    def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
-        if not self._ray.is_initialized():
-            self._ray.init(num_cpus=self._workers, include_dashboard=False, log_to_driver=False)
-            self._started = True
-        task = self._ray.remote(**self._options)
-        shared = self._ray.put(statistic)
-        parts = [task(sum_blocks).remote(shared, read, group) for group in groups]
-        while len(parts) > 1:
-            pairs = zip(parts[::2], parts[1::2], strict=False)
-            merged = [task(merge).remote(*pair) for pair in pairs]
-            parts = merged + parts[2 * len(merged) :]
-        return self._ray.get(parts[0])
+
+def _call_in(folder: str, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    os.chdir(folder)
+    return fn(*args, **kwargs)

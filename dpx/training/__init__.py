@@ -5,8 +5,8 @@ from dpx.training.fitting import Trained, fit
 from dpx.training.keys import Keys, secret_key
 from dpx.training.log import Record
 from dpx.training.planning import Plan, plan
-from dpx.training.sampling import Allocation, Poisson, allocated_batches, poisson_batches
 from dpx.training.privatize import PrivatizeState, privatize
+from dpx.training.sampling import Allocation, Poisson, allocated_batches, poisson_batches
 
 __all__ = [
     "AdaptiveClipNorm",

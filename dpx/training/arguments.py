@@ -10,8 +10,8 @@ from flax import nnx
 
 from dpx import _validate
 from dpx.training import adaptive
-from dpx.training.sampling import NAMES, Allocation, Poisson, Sampling
 from dpx.training.privatize import PrivatizeState
+from dpx.training.sampling import NAMES, Allocation, Poisson, Sampling
 
 
 def check_flag(value: Any, name: str) -> bool:

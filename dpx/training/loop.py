@@ -29,9 +29,9 @@ from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import CannotResumeError, TrainingKeys
 from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Monitoring, Progress, Record, evaluated
+from dpx.training.privatize import privatize
 from dpx.training.sampling import Poisson, largest_sample
 from dpx.training.streaming import bits_of_steps
-from dpx.training.privatize import privatize
 
 
 @dataclasses.dataclass(frozen=True)

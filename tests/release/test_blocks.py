@@ -3,6 +3,10 @@
 import functools
 import os
 import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import CancelledError
 
 import jax
 import numpy as np
@@ -11,8 +15,8 @@ import pytest
 from dpx import cross_attention, ngram, noisy_head, release
 from dpx.data import Histories
 from dpx.recommend import transitions
-from dpx.release import Blocks, Partial, executors
-from dpx.release.executors import Here
+from dpx.release import Blocks, Partial, blocks
+from dpx.release.executors import Here, Processes, WorkerDiedError
 
 KEY = jax.random.key(7)
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
@@ -82,22 +86,80 @@ def test_a_worker_that_dies_costs_time_only(shards, tmp_path, monkeypatch):
         FIT(Blocks(paths, read=die_always, workers=2, retries=0))
 
 
-@pytest.mark.parametrize(
-    ("progress", "retries", "names"),
-    [((0, 0, 0), 2, "'a', 'b'"), ((0, 1, 0, 0), 1, "'b'"), ((0,), 0, "'a', 'b'")],
-)
-def test_workers_that_die_without_progress_are_given_up(monkeypatch, progress, retries, names):
-    """Each round sums as many groups as `progress` says; a round that sums some does not count."""
-    rounds = list(progress)
+class Mortal(Here):
+    """Workers that die in calls on the group that holds a block, as often as `deaths` says."""
 
-    def die(self, statistic, read, groups):
-        yield from [(index, Partial("s", {}, (), 1, 1)) for index in groups][: rounds.pop(0)]
+    def __init__(self, **deaths):
+        self.deaths = deaths
 
-    monkeypatch.setattr(executors.Processes, "_finished", die)
-    died = f"died {retries + 1} times over the blocks \\[{names}\\]"
-    with pytest.raises(RuntimeError, match=died):
-        executors.Processes(2, retries).sum_up(None, None, [[("a", 1)], [("b", 2)]])
-    assert not rounds
+    def submit(self, fn, group):
+        ((name, _),) = group
+        self.deaths[name] = self.deaths.get(name, 0) - 1
+        return super().submit(die if self.deaths[name] >= 0 else fn, group)
+
+
+def die(group):
+    raise WorkerDiedError("the worker ended with status -9")
+
+
+def part_of(group):
+    ((name, value),) = group
+    return Partial("s", {}, (np.array([value]),), 1, 1).as_block(name)
+
+
+def test_a_group_whose_worker_dies_is_summed_again_and_given_up_after_the_retries():
+    groups = [[("a", 1)], [("b", 2)], [("c", 4)]]
+    assert blocks._sum_up(Mortal(a=2, c=1), part_of, groups, retries=2).sums[0] == 7
+    with pytest.raises(RuntimeError, match=r"died 2 times over the blocks \['c'\].* status -9"):
+        blocks._sum_up(Mortal(a=1, c=2), part_of, groups, retries=1)
+
+
+@pytest.mark.slow
+def test_processes_make_calls_and_are_replaced_when_they_die():
+    with Processes(2) as pool:
+        one, two = (pool.submit(os.getpid).result() for _ in range(2))
+        assert {one, two} & {pool.submit(os.getpid).result() for _ in range(4)}
+        assert os.getpid() not in (one, two)
+        with pytest.raises(WorkerDiedError, match="the worker ended with status -9"):
+            pool.submit(die_always, None).result()
+        with pytest.raises(ValueError, match="invalid literal") as raised:
+            pool.submit(int, "x").result()
+        assert "_answer" in raised.value.__notes__[0]  # where it was raised
+        assert pool.submit(int, "7").result() == 7
+        begun = pool.submit(time.sleep, 600)
+    with pytest.raises((WorkerDiedError, CancelledError)):
+        begun.result()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        pool.submit(os.getpid)
+
+
+LEFT = """
+import os, signal, sys
+from dpx.release.executors import Processes
+
+if __name__ == "__main__":
+    pool = Processes(1)
+    print(pool.submit(os.getpid).result(), flush=True)
+    if "killed" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_processes_end_with_the_one_that_started_them(tmp_path, how):
+    (tmp_path / "left.py").write_text(LEFT)
+    command = [sys.executable, tmp_path / "left.py", how]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == (-signal.SIGKILL if how == "killed" else 0), ended.stderr
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(int(ended.stdout), 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker is still there")
 
 
 @pytest.mark.slow
@@ -123,13 +185,13 @@ def test_without_ray_it_is_named(shards, monkeypatch):
 def test_a_block_that_is_lost_or_comes_twice_ends_the_release(shards, monkeypatch):
     paths, _ = shards
     monkeypatch.setattr("dpx.noise.release_integers", lambda *_, **__: pytest.fail("released"))
-    whole = Here.sum_up
+    submit = Here.submit
     for broken, said in (
         (lambda groups: groups[1:], "must be in the total"),
         (lambda groups: [*groups, groups[0]], "must be in one of the two parts"),
     ):
         monkeypatch.setattr(
-            Here, "sum_up", lambda self, *args, cut=broken: whole(self, *args[:2], cut(args[2]))
+            Here, "submit", lambda self, job, group, cut=broken: submit(self, job, cut(group))
         )
         with pytest.raises((RuntimeError, ValueError), match=said):
             FIT(Blocks(paths, read=READ))
