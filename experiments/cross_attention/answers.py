@@ -7,6 +7,7 @@ the release, however many there are.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,17 +76,22 @@ def _reader(language) -> Callable[[Sequence[str]], np.ndarray]:
     return once(reader(language))
 
 
-def reader(language) -> Callable[[list[str]], np.ndarray]:
+def reader(language) -> Callable[..., np.ndarray]:
     """Which makes the log-probabilities (n, words) of the labels' words after texts.
 
-    Texts of about one length are read together, so they must not be private ones.
+    Before each text may stand an example: another text, and its word. Texts of about one length are read
+    together, so what is released must not follow from private ones.
     """
     tokenizer, model = _opened(language)
     graph, state = nnx.split(model)
     words = _first_tokens(tokenizer, tuple(language.words))
-    before, after = language.template.split("{}")
+    before, after = tokenizer.encode(language.template.split("{}"))
     start = [] if tokenizer.start is None else [tokenizer.start]
-    around = [[*start, *tokenizer.encode([before])[0]], tokenizer.encode([after])[0]]
+
+    def filled(texts: Sequence[str]) -> list[list[int]]:
+        return [
+            [*before, *text[: language.length], *after] for text in tokenizer.encode(list(texts))
+        ]
 
     @jax.jit
     def odds(state, tokens, last):
@@ -93,9 +99,15 @@ def reader(language) -> Callable[[list[str]], np.ndarray]:
         hidden = jnp.take_along_axis(model.trunk(tokens), last[:, None, None], axis=1)
         return jax.nn.log_softmax(model.logits(hidden)[:, 0])[:, words]
 
-    def read(texts: list[str]) -> np.ndarray:
-        own = [text[: language.length] for text in tokenizer.encode(texts)]
-        asked = [np.concatenate([around[0], text, around[1]]).astype(np.int32) for text in own]
+    def read(texts: Sequence[str], examples: Sequence[tuple[str, str]] = ()) -> np.ndarray:
+        parts = [filled(texts)]
+        if examples:
+            shown, said = zip(*examples, strict=True)
+            parts = [filled(shown), tokenizer.encode([f"{word}\n\n" for word in said]), *parts]
+        asked = [
+            np.array([*start, *itertools.chain(*prompt)], np.int32)
+            for prompt in zip(*parts, strict=True)
+        ]
         sizes = np.array([-(-len(text) // _WIDTH) * _WIDTH for text in asked])
         found = np.empty((len(texts), len(words)), np.float32)
         for size in np.unique(sizes):

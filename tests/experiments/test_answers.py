@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 import dpx
 from configs import cross_attention
 from dpx.nn.pretrained import Decoder, DecoderSettings
-from experiments.cross_attention import answers, labelled, retrieval
+from experiments.cross_attention import answers, clipped_logits, labelled, retrieval
 from experiments.cross_attention.classifiers import memory_scores
 from experiments.dp_transformer.documents import Bytes
 
@@ -26,13 +26,15 @@ def section(**changed):
 
 
 @pytest.mark.slow
-def test_odds_are_those_of_the_model_after_each_text_alone():
+@pytest.mark.parametrize("shown", [None, "an example"])
+def test_odds_are_those_of_the_model_after_each_text_alone(shown):
     texts = ["good", "", "a long one that is cut", "bad"] * 5
-    found = answers.reader(section())(texts)
+    before = "" if shown is None else f"Review: {shown[:9]}.yes\n\n"
+    found = answers.reader(section())(texts, [] if shown is None else [(shown, "yes")] * 20)
     settings = DecoderSettings(Bytes.vocab_size, dim=16, num_layers=2, num_heads=2)
     model = Decoder(settings, rngs=nnx.Rngs(0))
     for text, row in zip(texts, found, strict=True):
-        (asked,) = Bytes().encode([f"Review: {text[:9]}."])
+        (asked,) = Bytes().encode([f"{before}Review: {text[:9]}."])
         logits = model(np.concatenate([[Bytes.start], asked]))[-1]
         expected = jax.nn.log_softmax(logits)[np.array([ord("n"), ord("y")])]
         np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
@@ -59,6 +61,23 @@ def test_a_release_decides_where_the_model_does_not():
     flat = np.ones((100, 2))
     same = answers.biased(*parts[:2], flat, flat)
     np.testing.assert_array_equal(same.argmax(1), answers.answered(*parts[:2]).argmax(1))
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_a_private_text_in_the_prompt_moves_the_odds_of_two_words_by_epsilon(temperature):
+    rng = np.random.default_rng(0)
+    base, moved = rng.normal(size=(50, 3)), 9 * rng.normal(size=(50, 4, 3))
+    moved[:, 0] = 1e3 * np.eye(3)[0] - 500  # it says one word as loudly as it can
+    clip = clipped_logits.clip_norm(1.5, 4, temperature)
+    without = moved.copy()
+    without[:, 0] = 0
+    (one, other) = (
+        np.log(clipped_logits.shares(base, x, clip, temperature)) for x in (moved, without)
+    )
+    ratios = one - other
+    spread = ratios.max(1) - ratios.min(1)
+    np.testing.assert_allclose(spread, 1.5, rtol=1e-5)  # the bound, reached
+    assert np.abs(ratios).max() < 1.5 + 1e-9
 
 
 @pytest.mark.slow
