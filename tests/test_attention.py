@@ -47,6 +47,7 @@ def test_a_query_without_keys_gets_zero_and_no_nan_gradient():
     assert not gradients[0][0].any()
 
 
+@pytest.mark.slow
 def test_large_logits_and_half_precision():
     q, k, v = 300 * draw(5, 4), draw(7, 4), draw(7, 2)
     best = np.argmax(q @ k.T, axis=-1)

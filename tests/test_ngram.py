@@ -58,6 +58,7 @@ def test_one_name_moves_the_counts_by_at_most_the_clip(order, monkeypatch):
     assert np.linalg.norm(alone) == pytest.approx(1.5, rel=0.02)
 
 
+@pytest.mark.slow
 def test_probabilities_are_probabilities_and_learn():
     names = surnames.encode(surnames.load_surnames()[:5000])
     for epsilon in (0.1, 3.0, 1e8):

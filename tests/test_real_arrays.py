@@ -122,9 +122,7 @@ WRONG = {
 }
 
 
-@pytest.mark.quick_cases(
-    "Q-masked", "y-masked", "prompts.x-masked", "statistic-masked", "data-masked"
-)
+@pytest.mark.quick_cases("prompts.x-masked", "statistic-masked", "data-masked")
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_array_of_anything_but_real_numbers_is_named(name, wrong):

@@ -37,7 +37,7 @@ def assumes_exact_sums(released) -> bool:
     return any("count as exact" in each for each in released.guarantee.assumptions)
 
 
-@pytest.mark.quick_cases("Gram", "sketch")
+@pytest.mark.quick_cases("Gram")
 @pytest.mark.parametrize("name", RELEASES)
 def test_sums_of_32_bits_are_an_assumption(name):
     release = RELEASES[name]
@@ -61,7 +61,7 @@ def test_64_bits_are_told_apart(name):
         assert not assumes_exact_sums(jax.eval_shape(lambda key: release(key, ROWS), KEY))
 
 
-@pytest.mark.quick_cases("Gram", "sketch")
+@pytest.mark.quick_cases("sketch")
 @pytest.mark.parametrize("name", RELEASES)
 def test_where_nothing_is_said_sums_have_64_bits(name):
     """Of rows with 32 bits too, in a program whose floats have 64."""

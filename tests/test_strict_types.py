@@ -96,7 +96,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.quick_cases("fit", "sketch", "gram", "NoisyHead")
+@pytest.mark.quick_cases("gram")
 @pytest.mark.filterwarnings("ignore::dpx.cross_attention.MemoryWarning")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 def test_a_release_does_not_need_implicit_promotion(program):

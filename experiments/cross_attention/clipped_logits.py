@@ -1,7 +1,7 @@
 """Decoding with clipped logits: answers in words with private texts in the prompt, each of which is paid for.
 
     python -m experiments.cross_attention.clipped_logits
-    python -m experiments.cross_attention.clipped_logits --model=folder --asked=40 --examples=4
+    python -m experiments.cross_attention.clipped_logits --language_model=folder --asked=40 --examples=4
 
 InvisibleInk (arXiv 2507.02974), with one word for an answer. Each text that asks has B private texts of its
 own. The model reads each of these, with its label, before the text. How far that moves the log-odds of the
@@ -27,7 +27,9 @@ from experiments.dp_transformer import labelled_texts
 
 ASKED = flags.DEFINE_integer("asked", 400, "texts that are answered", lower_bound=1)
 EXAMPLES = flags.DEFINE_integer("examples", 8, "B, private texts for each of them", lower_bound=1)
-MODEL = flags.DEFINE_string("model", None, "folder or GGUF file; SmolLM2-135M-Instruct by default")
+MODEL = flags.DEFINE_string(
+    "language_model", None, "folder or GGUF file; SmolLM2-135M-Instruct by default"
+)
 ENCODER = flags.DEFINE_string("encoder", None, "folder of MiniLM; its wheel by default")
 TINY = flags.DEFINE_bool("tiny", False, "made-up texts and a random model, to try that it runs")
 EPSILONS = (0.5, 1.0, 3.0)

@@ -135,6 +135,7 @@ def test_curve_of_one_sampled_step_is_the_closed_form():
     np.testing.assert_allclose(curve, type_two, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_curve_of_composed_steps_is_that_of_simulated_runs_and_of_gaussians_in_the_limit():
     q, noise, steps = 0.3, 1.0, 8
     inside, outside, _ = steps_of(q, noise, steps, 200_000, np.random.default_rng(0))

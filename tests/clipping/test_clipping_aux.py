@@ -81,6 +81,7 @@ def test_the_forward_pass_is_made_once():
     assert flops(deep, has_aux=True) < 1.01 * flops(lambda params, x: deep(params, x)[0])
 
 
+@pytest.mark.slow
 def test_wrong_results_and_explanations(capsys):
     dpx.explain_clipping(loss, PARAMS, X, has_aux=True)
     assert capsys.readouterr().out

@@ -90,7 +90,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.quick_cases("linen-auto", "nnx module-auto", "haiku-auto")
+@pytest.mark.quick_cases("linen-auto")
 @pytest.mark.parametrize("method", ["auto", pytest.param("vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_moving_average_of_examples_is_refused(make, method):

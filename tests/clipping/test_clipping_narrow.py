@@ -13,7 +13,7 @@ from dpx import clipping
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.quick_cases("a product", "a number")
+@pytest.mark.quick_cases("a product")
 @pytest.mark.parametrize(
     "narrow",
     [
@@ -116,7 +116,7 @@ def test_matrix_units_multiply_bfloat16_numbers(as_on_a_gpu, positions):
         assert 0.999 * 0.3 < np.linalg.norm(alone) <= 0.3
 
 
-@pytest.mark.quick_cases("False-one_pass", "True-auto")
+@pytest.mark.quick_cases("False-one_pass")
 @pytest.mark.parametrize("method", ["one_pass", "auto"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrix_units_multiply_numbers_of_11_bits(as_on_a_gpu, tied, method):

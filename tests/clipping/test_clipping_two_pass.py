@@ -221,6 +221,7 @@ def test_a_group_that_is_too_long_to_be_scaled_silences_no_other():
     check(mine, gradients, 0.5)
 
 
+@pytest.mark.slow
 def test_an_example_that_is_not_finite_adds_nothing():
     loss = loss_of(scan)
 
@@ -245,6 +246,7 @@ def test_microbatches_and_a_batch_of_one_are_exact(size):
     check(jit(fn)(params(), TOKENS), gradients, 2.0)
 
 
+@pytest.mark.slow
 def test_no_example_passing_is_a_sum_of_zero():
     fn = clipping.clipped_grad(loss_of(loop), l2_clip_norm=1.0)
     out = jit(fn)(params(), TOKENS, mask=np.zeros(BATCH, bool))
@@ -285,6 +287,7 @@ def test_a_weight_that_only_a_penalty_uses():
         np.testing.assert_allclose(two.grads[name], one.grads[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms():
     """XLA's compiler for CPUs (0.10.2) gets a sum of squares wrong whose terms a constant multiplies."""
     rng = np.random.default_rng(0)
@@ -304,6 +307,7 @@ def test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms():
     assert jnp.linalg.norm(found.grads) <= BATCH
 
 
+@pytest.mark.slow
 def test_sums_of_narrow_parameters_are_not_rounded():
     """They are made wide before the block, so that their gradients are rounded after it."""
     w = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)) / 4, jnp.bfloat16)

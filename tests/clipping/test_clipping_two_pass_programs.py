@@ -47,6 +47,7 @@ def test_one_forward_pass_and_no_product_that_is_not_asked_for(scanned):
     assert count(found.jaxpr, "dot_general") <= 2 + 2 * (1 + (2 if scanned else 1) + 2)
 
 
+@pytest.mark.slow
 def test_the_head_and_the_loss_are_part_of_the_first_pass_alone():
     """Also of parameters that are used in the blocks too, and of values that cross but do not matter."""
 
@@ -76,6 +77,7 @@ def test_the_head_and_the_loss_are_part_of_the_first_pass_alone():
     check(jit(fn)(p, x), gradients, median_norm(gradients))
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_an_ordinary_step():
     """And what comes back to each block, which its gradient is made from: one activation a block.
 

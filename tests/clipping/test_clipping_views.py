@@ -132,9 +132,7 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.quick_cases(
-    "Gram-embedding", "Gram-joined_gates", "Gram-split_heads", "Gram-parts_of_parts", "Gram-wrapped"
-)
+@pytest.mark.quick_cases("Gram-wrapped")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize(
     "favor", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["Gram", "held"]

@@ -70,6 +70,7 @@ def test_a_loss_that_mixes_examples_is_refused():
         measure(bench.CONSTRUCTS["linen BatchNorm in training"](), 1)
 
 
+@pytest.mark.slow
 def test_options_of_a_case_are_those_of_clipped_grad():
     case = Case(lambda p, x: jnp.sum(p["a"] * p["b"] * x), {"a": jnp.ones(3), "b": jnp.ones(3)},
                 (jnp.ones((2, 3)),), {"wrt": {"a": True, "b": False}})  # fmt: skip

@@ -68,6 +68,7 @@ def test_a_candidate_has_one_model():
         recommender.candidate(tiny(num_seeds=2))
 
 
+@pytest.mark.slow
 def test_no_user_moves_a_metric_by_more_than_is_declared():
     """Takes each of 700 users away, and with each the sum over users, divided by their public number."""
     rng = np.random.default_rng(0)

@@ -225,6 +225,7 @@ def test_misuse(variant, key, value, message, tmp_path):
         module.validate(config)
 
 
+@pytest.mark.slow
 def test_the_best_ridge_predicts_training_prompts_that_it_was_not_fitted_to():
     """Tokens that say nothing of y: the largest λ is best, whatever the config has."""
     config, rng = get_config("text,tiny"), np.random.default_rng(0)

@@ -126,9 +126,7 @@ def own(source, folder):
     return {}
 
 
-@pytest.mark.quick_cases(
-    "recommender:table,tiny", "quickstart:tiny", "noisy_head:text,tiny", "gram:table,tiny"
-)
+@pytest.mark.quick_cases("noisy_head:text,tiny", "gram:table,tiny")
 @pytest.mark.parametrize(
     "source",
     [

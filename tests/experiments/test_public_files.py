@@ -41,6 +41,7 @@ def config_of_texts(name, folder):
     return config
 
 
+@pytest.mark.slow
 def test_a_memory_follows_from_public_documents(begun, tmp_path):
     config = config_of_texts("next_tokens:tiny", tmp_path)
     first = begun(config)

@@ -139,6 +139,7 @@ def test_number_of_samples_beyond_32_bits_costs_nothing(X):
     assert made.num_samples > 2**31
 
 
+@pytest.mark.slow
 def test_psd_projection_is_the_nearest_psd_matrix(X):
     about = BUDGET | {"epsilon": BUDGET["epsilon"] / 10}  # enough noise for negative eigenvalues
     noisy = np.asarray(gram.release(KEY, X, **about).matrix, np.float64)

@@ -38,7 +38,7 @@ def test_no_random_pair_exceeds_the_frobenius_sensitivity(n, max_column_change, 
         assert change(u, v) <= frobenius_sensitivity(column_bound, max_column_change) * (1 + 1e-12)
 
 
-@pytest.mark.quick_cases("1.0", "0.05", "2.0")
+@pytest.mark.quick_cases("0.05", "2.0")
 @pytest.mark.parametrize("max_column_change", CASES)
 def test_gradient_search_attains_the_frobenius_sensitivity(max_column_change):
     def loss(w):

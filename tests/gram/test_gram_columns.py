@@ -131,6 +131,7 @@ def test_malformed_data_raises(bad, mechanism):
         gram.release(KEY, bad, **BUDGET, **mechanism)
 
 
+@pytest.mark.slow
 def test_no_columns_are_released_under_jit_too():
     def release(X):
         return gram.release(KEY, X, neighboring="add_or_remove_one", **BUDGET).matrix

@@ -74,6 +74,7 @@ def test_releases_lie_on_a_grid_that_neighbours_share():
     assert stats.chi2_contingency(low).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_release_of_one_row_is_a_chi_square_about_its_shifted_sum():
     k = gram.release(KEY, THERE, **ABOUT).num_samples
     covariance = float((THERE @ THERE.T)[0, 0]) + 20.0

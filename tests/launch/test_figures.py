@@ -63,6 +63,7 @@ def test_a_run_of_a_language_model_has_bars_from_zero_and_its_losses_once(tmp_pa
     assert len(curves) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_along_two_axes_draws_a_line_for_each_value_of_the_other(tmp_path, drawn):
     points = [(epsilon, steps) for epsilon in (1.0, 3.0, 8.0) for steps in (4, 5)]
     found = [
@@ -82,6 +83,7 @@ def test_a_sweep_along_two_axes_draws_a_line_for_each_value_of_the_other(tmp_pat
     assert words == ["the model, train.steps=4", "the model, train.steps=5"]
 
 
+@pytest.mark.slow
 def test_what_an_experiment_draws_itself_is_drawn_once(tmp_path, drawn):
     """`error_against_epsilon.png` was written by both, and stood twice in the report."""
     rows = ("sketch", "tree", "mean")

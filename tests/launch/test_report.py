@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 import dpx
 from dpx.launch import records, report, run, sweep
 from dpx.launch.experiment import Comparison, Measure, Outcome
@@ -68,6 +70,7 @@ def test_runs_on_one_data_set_that_cannot_be_added_up_are_named(tmp_path, monkey
     assert "add or remove one line, to add or remove one window" in apart
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_more_than_the_seed_are_no_seeds(tmp_path, monkeypatch):
     """As when the config file changed between two runs: one ε would stand for both."""
     monkeypatch.setattr(language_model, "run", _spending(synthetic=False))

@@ -298,6 +298,7 @@ def test_tuples_may_be_an_axis_of_a_selection(source, tmp_path):
     assert selection.finish(asked, tmp_path, here).config["sizes"] in ([1], [1, 2])
 
 
+@pytest.mark.slow
 def test_what_was_selected_stands_when_the_trials_are_deleted(source, tmp_path):
     asked, private = plan(source), tmp_path / records.PRIVATE
     selection.begin(asked, tmp_path)
@@ -342,6 +343,7 @@ def test_every_candidate_is_in_the_price_drawn_or_not(source, tmp_path, monkeypa
     assert plan(source, "steps=4000").price.guarantee.epsilon == dear
 
 
+@pytest.mark.slow
 def test_a_failed_trial_selects_nothing(source, tmp_path, monkeypatch, capsys):
     fixed(monkeypatch, 2)
     axes = {"set": ["fails=3"]}
@@ -359,6 +361,7 @@ def test_a_failed_trial_selects_nothing(source, tmp_path, monkeypatch, capsys):
         assert len(set(path.read_text().splitlines())) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_costs_something_else_than_was_planned_is_not_selected(source, tmp_path):
     asked = plan(source, "lies=true", "rate=0.5")
     selection.begin(asked, tmp_path)

@@ -114,6 +114,7 @@ def test_the_trunk_is_what_no_adapter_touches():
     np.testing.assert_array_equal(model.logits(trunk), model(TOKENS))
 
 
+@pytest.mark.slow
 def test_a_shift_alone_leaves_all_layers_to_the_trunk():
     model = build()
     lora.attach(model, target_modules=(), shift=True)
@@ -201,6 +202,7 @@ def test_clipped_sums_are_those_of_per_example_gradients(case):
     assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
 
 
+@pytest.mark.slow
 def test_only_what_is_named_is_trained():
     model = build()
     lora.attach(model, target_modules=("q_proj", "up_proj"), rank=3, layers=2, train_first=False)

@@ -26,6 +26,7 @@ def released(X, epsilon):
     return gram.release(KEY, X, epsilon=epsilon, delta=1e-6, column_bound=bound)
 
 
+@pytest.mark.slow
 def test_huge_epsilon_is_softmax_attention_with_equal_queries_and_keys(X):
     values = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 3)), jnp.float32)
     layer = GramAttention(released(X, 1e8), dpx.Ledger())

@@ -249,6 +249,7 @@ def test_gradients_take_the_path_of_the_means():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
 
 
+@pytest.mark.slow
 def test_a_bad_noise_std_is_named():
     with pytest.raises(ValueError, match=r"noise_std\.embedding"):
         build()(TOKENS, noise_std=ParameterNoise(jnp.ones(VOCAB - 1), 0.1))

@@ -41,6 +41,7 @@ def test_padding_is_attended_by_nobody():
     assert np.isfinite(model(TOKENS, mask=jnp.zeros_like(mask))).all()
 
 
+@pytest.mark.slow
 def test_tying_shares_the_table():
     tied, untied = (nnx.split(build(tied=t))[1] for t in (True, False))
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(p)) for p in (tied, untied)]

@@ -147,6 +147,7 @@ def test_what_is_drawn_outside_of_the_noise_is_listed_with_a_reason():
     assert found == {name: drawn for name, (drawn, _) in ELSEWHERE.items()}
 
 
+@pytest.mark.slow
 def test_noise_is_made_of_bits():
     found = {name: drawn for name, drawn in everywhere().items() if name.startswith("noise/")}
     assert {name.split()[0] for name in found} >= {"noise/coupled.py", "noise/leaves.py"}

@@ -18,7 +18,7 @@ def probabilities(x, around):
     return ((1 - r) * 2.0 ** -abs(around - below) + r * 2.0 ** -abs(around - below - 1)) / 3
 
 
-@pytest.mark.quick_cases("0.25", "1099511627776.75", "-0.5")
+@pytest.mark.quick_cases("1099511627776.75", "-0.5")
 @pytest.mark.parametrize("x", [0.0, 0.25, -0.5, 3.9, -1e-20, 1e-5, 2.0**40 + 0.75])
 def test_whole_numbers_have_the_stated_probabilities(x):
     count = 400_000

@@ -188,7 +188,7 @@ def test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for():
         noise.release(jax.random.key(0), np.zeros(1000, np.float32), **about)
 
 
-@pytest.mark.quick_cases("float64-1e+30", "float32-10000000.0")
+@pytest.mark.quick_cases("float32-10000000.0")
 @pytest.mark.parametrize("size", [1e4, 1e7, 1e9, 1e30])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_large_values_have_their_noise(size, dtype):

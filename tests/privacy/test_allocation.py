@@ -162,6 +162,7 @@ def test_where_delta_is_large_it_costs_more():
     assert priced(0.3, 0.3, **settings) > dpx.dpsgd_epsilon(0.3, 0.3, **settings)
 
 
+@pytest.mark.slow
 def test_every_step_costs():
     found = [priced(1.0, 1e-5, sampling_probability=0.21, steps=steps) for steps in range(1, 12)]
     assert found == sorted(set(found))

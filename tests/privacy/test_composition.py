@@ -39,6 +39,7 @@ def test_many_steps_cost_hardly_more_than_in_closed_form(steps, mu, delta):
     assert 1 <= found / exact < 1.001
 
 
+@pytest.mark.slow
 def test_every_use_of_every_part_counts():
     """Also where parts are repeated in what is repeated, and where they stand beside one that is sampled."""
     normal = dp_accounting.GaussianDpEvent(20.0)

@@ -36,7 +36,7 @@ def test_sampled_noise_does_not_cost_less(narrow, accountant):
     assert found == wide > 0
 
 
-@pytest.mark.quick_cases("float16", "bfloat16")
+@pytest.mark.quick_cases("float16")
 @NARROW
 def test_a_ledger_of_narrow_events_is_one_of_wide_events(narrow):
     found = []

@@ -38,7 +38,7 @@ def assert_has_moments(found, samples, rtol=0.01):
     assert (error <= rtol * samples.std(axis=0) + 1e-6 * np.abs(found.mean)).all()
 
 
-@pytest.mark.quick_cases("True-1.0", "False-0.01")
+@pytest.mark.quick_cases("False-0.01")
 @pytest.mark.parametrize("std", SCALES)
 @pytest.mark.parametrize("noisy_kernel", [True, False])
 def test_dense(std, noisy_kernel):
@@ -288,6 +288,7 @@ def probabilities(histories, epsilon=1e8, max_tokens=4):
     )
 
 
+@pytest.mark.slow
 def test_token_probabilities_without_noise_are_the_shares():
     found = probabilities(RECORDS)
     np.testing.assert_allclose(found.values, np.array([2, 2, 2, 1, 0]) / 4, atol=1e-3)

@@ -130,6 +130,7 @@ def first_round(num_items):
     return rounds.Round(np.arange(num_items), everything, 0.9, 20, 0.95, 0.4, 0.1)
 
 
+@pytest.mark.slow
 def test_squares_of_tiny_weights_do_not_vanish_from_the_norm():
     """After 7,298 repeats of an item the weights before them are 1e-162."""
     tail = np.zeros(7298, np.int32)
@@ -207,6 +208,7 @@ def test_noise_has_the_standard_error_it_states():
     np.testing.assert_array_equal(made.estimate, made.estimate.T)
 
 
+@pytest.mark.slow
 def test_the_rounds_keep_the_pairs_that_are_there(histories):
     many = synthetic_histories(20_000, 6, NUM_ITEMS, predictability=0.7, seed=1)
     made = transitions.fit(KEY, many, epsilon=5.0, delta=1e-5, num_kept=NUM_ITEMS)
@@ -218,6 +220,7 @@ def test_the_rounds_keep_the_pairs_that_are_there(histories):
     assert (found.argmax(axis=1) == follows.argmax(axis=1)).all()
 
 
+@pytest.mark.slow
 def test_popularity_and_rounds_compose_to_exactly_the_budget():
     # Of noise alone some pairs are left out after one round.
     empty = Histories(tuple(np.zeros(0, np.int32) for _ in range(300)), NUM_ITEMS)

@@ -182,7 +182,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.quick_cases("popularity", "transitions", "Gram", "trees")
+@pytest.mark.quick_cases("Gram")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in RELEASES],
@@ -204,7 +204,7 @@ def totals(name, block):
     return blocks.totals
 
 
-@pytest.mark.quick_cases("sketch", "transitions", "NoisyHead", "trees", "Gram", "popularity")
+@pytest.mark.quick_cases("transitions", "trees", "Gram", "popularity")
 @pytest.mark.parametrize("name", RELEASES)
 def test_a_record_adds_no_more_than_is_stated_whatever_block_it_is_in(name):
     reached = 0.0

@@ -229,6 +229,7 @@ def test_what_cannot_be_drawn_is_named(changes, named):
         fit(**changes)
 
 
+@pytest.mark.slow
 def test_a_training_runs_with_the_sampling_that_is_priced():
     settings: dict[str, Any] = {
         "epsilon": 2.0,

@@ -90,7 +90,7 @@ def test_it_is_the_loop_with_the_calibrated_noise():
     assert any("number of records is public" in text for text in trained.guarantee.assumptions)
 
 
-@pytest.mark.quick_cases("lists", "sparse", "pandas")
+@pytest.mark.quick_cases("sparse")
 @pytest.mark.parametrize(
     ("data", "inferred"),
     [
@@ -297,6 +297,7 @@ def test_secret_keys_come_from_the_system_word_by_word(monkeypatch):
     assert len(drawn) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_record_beyond_32_bits_is_read_without_a_warning():
     """Which would tell of the record, whose gradient is not finite and counts as zero."""

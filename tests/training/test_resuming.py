@@ -111,6 +111,7 @@ def test_of_two_trainings_under_a_runs_keys_one_works_in_the_folder(tmp_path):
         fit(tmp_path, key=own_keys(), label="other")
 
 
+@pytest.mark.slow
 def test_a_finished_run_keeps_nothing_of_its_trainings(tmp_path):
     fit(tmp_path, key=own_keys())
     storage.create_private(tmp_path / "secret" / "salt.json", {"salt": "00"})
