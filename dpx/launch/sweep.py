@@ -1,7 +1,8 @@
 """Runs a grid of configurations, each in a folder of its own under --workdir.
 
 dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...] [--config.key=value ...]
-    [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...] [--noprogress]
+    [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...]
+    [--dry_run] [--noprogress]
     [--select=METRIC --trials=geometric:MEAN|poisson:MEAN [--score_noise=MULTIPLIER]]
 
 The default grid is the config's sweep(). --config.key=value holds at all points, and is in no point's name.
@@ -185,15 +186,32 @@ def _select(source: str, fixed: dict, folder: Path) -> None:
         cli.stop(error)
 
 
+def _show(configs: Mapping[str, Any]) -> None:
+    """Prints what each point will cost, and all of them together, as a report adds them up."""
+    epsilon = delta = 0.0
+    for name, config in configs.items():
+        spent = run.compose(dict(run.plan(config).releases))
+        epsilon, delta = epsilon + spent.epsilon, delta + spent.delta
+        unit = f"{spent.neighboring.name.lower()}, {spent.unit}"
+        print(f"{name}: ε = {spent.epsilon:.6g}, δ = {spent.delta:.3g} ({unit})")
+    words = f"planned total of {len(configs)} points, if all are about the same data"
+    print(f"{words}: ε = {epsilon:.6g}, δ = {delta:.3g}")
+
+
 def main(argv: list[str]) -> None:
     del argv
     flag = flags.FLAGS
     try:
-        if flag.config is None or not flag.workdir:
+        if flag.config is None or not (flag.workdir or flag.dry_run):
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
-        (source, fixed), folder = cli.given_config(), cli.workdir("DIR")
+        source, fixed = cli.given_config()
+        folder = Path() if flag.dry_run else cli.workdir("DIR")
         cli.hurry(source)
         if flag.select is not None or flag.trials is not None:
+            if flag.dry_run:
+                raise ValueError(
+                    "--dry_run must be left out with --select, which prints its price first"
+                )
             _select(source, fixed, folder)
             return
         whole = grid(source, flag.set, fixed)
@@ -202,6 +220,9 @@ def main(argv: list[str]) -> None:
         configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)
+        if flag.dry_run:
+            _show(configs)
+            return
         # All folders are claimed before anything is computed, so that a mistake shows at once.
         for name, config in configs.items():
             records.begin(config, source, folder / name)
@@ -247,6 +268,9 @@ def start() -> None:
         True,
         "say on stderr how far it is, with metrics of private data: --noprogress writes that into log.txt of "
         "--workdir",
+    )
+    flags.DEFINE_bool(
+        "dry_run", False, "print what each point will cost, and all of them, and stop"
     )
     flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")
     flags.DEFINE_multi_string("slurm", [], "key=value: a job's option, such as timeout_min=60")

@@ -363,6 +363,21 @@ def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dry_run_of_a_sweep_adds_up_its_points_and_writes_nothing(tmp_path):
+    flags = ["--config=gram:tiny", "--set=epsilon=1,2", "--dry_run"]
+    ended = call("sweep", *flags, f"--workdir={tmp_path / 'sweep'}")
+    assert ended.returncode == 0, ended.stderr
+    costs = [float(cost) for cost in re.findall(r"^epsilon=[12]: ε = ([\d.]+)", ended.stdout, re.M)]
+    total = re.search(r"planned total of 2 points, .*: ε = ([\d.]+)", ended.stdout)
+    assert total is not None
+    assert float(total[1]) == pytest.approx(sum(costs), rel=1e-5)
+    assert 0 < costs[0] < costs[1]
+    assert not (tmp_path / "sweep").exists()
+    ended = call("sweep", *flags, "--select=x", "--trials=poisson:2")
+    assert "--dry_run must be left out with --select" in ended.stderr
+
+
+@pytest.mark.slow
 def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
     code = (
         "import os, signal, sys\n"
