@@ -68,6 +68,8 @@ class Processes(Executor):
             for process in self._started:
                 process.kill()
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        for process in self._started:
+            process.join()
 
     def _call(self, *call: Any) -> Any:
         with self._lock:
