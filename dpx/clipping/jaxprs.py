@@ -11,11 +11,8 @@ from jax.lax import DotAlgorithmPreset, Precision
 # Primitives that only call a jaxpr, and the name of the parameter that holds it. Since JAX 0.11
 # `closed_call_p` is called eval_jaxpr, a name that another primitive had before.
 CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    closed_call_p.name: "call_jaxpr",
-    "core_call": "call_jaxpr",
-}
+    "jit": "jaxpr", "pjit": "jaxpr", closed_call_p.name: "call_jaxpr", "core_call": "call_jaxpr",
+}  # fmt: skip
 REMAT = ("checkpoint", "remat", "remat2")
 # Primitives whose results are their operands, and whose cotangents pass unchanged.
 PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
@@ -90,8 +87,11 @@ def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def as_closed(jaxpr: Any) -> core.ClosedJaxpr:
-    """A jaxpr with what it closes over, which is nothing where it came alone."""
-    return jaxpr if hasattr(jaxpr, "consts") else core.ClosedJaxpr(jaxpr, ())
+    """A jaxpr with what it closes over. Where it came alone, that is among its inputs, before the others."""
+    if hasattr(jaxpr, "consts"):
+        return jaxpr
+    every = [*jaxpr.constvars, *jaxpr.invars]
+    return core.ClosedJaxpr(jaxpr.replace(constvars=[], invars=every), ())
 
 
 def peak_bytes(jaxpr: Any) -> int:

@@ -205,6 +205,31 @@ def test_primitives_that_are_not_of_jax_are_reported():
     np.testing.assert_allclose(many.norms[0], one.norms[0], rtol=1e-6)
 
 
+def test_a_jaxpr_that_a_primitive_keeps_apart_from_its_constants_is_read():
+    """As lineax's linear solves keep that of an operator, whose constants are operands among others."""
+    largest = jax.make_jaxpr(lambda x, by: x / by)(X[0], X[0]).jaxpr
+    (by,) = largest.invars[1:]
+    apart = largest.replace(constvars=[by], invars=largest.invars[:1])
+    primitive = core.Primitive("divide_apart")
+    primitive.def_abstract_eval(lambda x, by, **_: x)
+    primitive.def_impl(lambda x, by, **_: x / by)
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(lambda x, by, **_: x / by, multiple_results=False)
+    )
+    batching.primitive_batchers[primitive] = lambda xs, axes, **params: (
+        primitive.bind(*xs, **params),
+        axes[0],
+    )
+
+    def loss(params, x):
+        return jnp.square(primitive.bind(x, jnp.abs(x) + 1, held=(apart,)) @ params["w"])
+
+    with pytest.warns(ClippingWarning, match="divide_apart, a primitive that is not JAX's own"):
+        found = clipped(loss)
+    want = clipped(lambda params, x: jnp.square(x / (jnp.abs(x) + 1) @ params["w"]))
+    np.testing.assert_allclose(found.grads["w"], want.grads["w"], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("given", "is_reported"),
     [("sequential", False), ("expand_dims", True), ("broadcast_all", True)],
