@@ -15,13 +15,13 @@ DATA = [
 ]
 DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.8"]
 LOG = ["tensorboardX>=2.6", "trackio>=0.20", "wandb>=0.19"]
+LINT = ["basedpyright>=1.20"]
 LM = ["gguf>=0.17", "safetensors>=0.5", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["cryptography>=42", "opendp>=0.14"]
 SWEEP = ["ray>=2.30", "submitit>=1.5"]
 TEST = [
     "PLD_accounting>=2.0",
-    "basedpyright>=1.20",
     "dm-haiku>=0.0.14",
     "equinox>=0.13",
     "hypothesis>=6.100",
@@ -90,6 +90,7 @@ setup(
         "cuda": ["jax[cuda12]>=0.10"],
         "data": DATA,
         "docs": DOCS,
+        "lint": LINT,
         "lm": LM,
         "log": LOG,
         "plots": PLOTS,
