@@ -137,8 +137,10 @@ def tuning() -> Task:
     listed = surnames.load_surnames()
     chosen = [listed[i] + "\n" for i in np.random.default_rng(0).permutation(len(listed))[:3000]]
     # Each name ends a line, and so does what fills it up.
-    tokens = shakespeare.encode("".join(name.ljust(13, "\n") for name in chosen), 13).tokens
-    there = np.arange(13) < np.array([[len(name)] for name in chosen])
+    size = surnames.MAX_LETTERS + 1
+    filled = "".join(name.ljust(size, "\n") for name in chosen)
+    tokens = shakespeare.encode(filled, size).tokens
+    there = np.arange(size) < np.array([[len(name)] for name in chosen])
     return _characters((graph, read(params)), tokens, there)
 
 
