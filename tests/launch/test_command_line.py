@@ -211,7 +211,7 @@ def test_a_sweep_whose_points_all_fail_lists_them(tmp_path, monkeypatch, capsys)
     source = "configs/noisy_head.py:low_dim,tiny"
     flag = SimpleNamespace(config={}, workdir=str(tmp_path), set=[])
     flag.executor, flag.workers, flag.shard, flag.slurm = "local", 1, "", []
-    flag.select, flag.trials, flag.progress = None, None, True
+    flag.select, flag.trials, flag.progress, flag.dry_run = None, None, True, False
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
     monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
     with pytest.raises(SystemExit) as ended:

@@ -256,8 +256,8 @@ def _charged(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "changes", "shared"),
     [
-        (NAME, {"ngrams": (1,), "reattention.enabled": True, "prior.budget_fraction": 0.5}, 1),
-        (NAME, {"ngrams": (1, 2), "prior.budget_fraction": 0.5}, 0),
+        (NAME, {"ngrams": (1,), "reattention.enabled": True, "prior.budget_fraction": 0.5}, 2),
+        (NAME, {"ngrams": (1, 2), "prior.budget_fraction": 0.5}, 1),
         (
             SYNTHETIC,
             {
@@ -265,13 +265,17 @@ def _charged(monkeypatch):
                 "popularity_budget_fraction": 0.3,
                 "reattention.enabled": True,
                 "epsilon": 8.0,
+                "choice_budget_fraction": 0.0,
             },
-            2,
+            4,
         ),
     ],
 )
 def test_a_total_counts_each_release_once(tmp_path, monkeypatch, source, changes, shared):
-    """The total is the composition of what was drawn, a prior that two rows start from included once."""
+    """The total is the composition of what was drawn.
+
+    A prior is a row, and other rows start from it: these rows count it `shared` times more than the total.
+    """
     charged = _charged(monkeypatch)
     record = go(source, tmp_path / "run", **{**changes, "non_private.steps": 0})
     ledger = dpx.Ledger()

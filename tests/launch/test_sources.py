@@ -179,7 +179,7 @@ def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check", lambda config: (checked.append(config.seed), check(config)))
     flag = SimpleNamespace(config=source, workdir=str(tmp_path / "sweep"), set=["seed=1,2"])
     flag.executor, flag.workers, flag.shard, flag.slurm = "local", 1, "", []
-    flag.select, flag.trials, flag.progress = None, None, True
+    flag.select, flag.trials, flag.progress, flag.dry_run = None, None, True, False
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
     monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
     sweep.main([])

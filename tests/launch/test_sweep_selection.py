@@ -95,7 +95,9 @@ def fixed(monkeypatch, count):
 
 
 def command(monkeypatch, source, folder, given=None, **more):
-    flag = SimpleNamespace(config=source, workdir=str(folder), set=list(AXES), slurm=[], shard="")
+    flag = SimpleNamespace(
+        config=source, workdir=str(folder), set=list(AXES), slurm=[], shard="", dry_run=False
+    )
     flag.executor, flag.workers = "local", 1
     flag.select, flag.trials, flag.score_noise = "hit", "geometric:4", 2.0
     for name, value in more.items():
