@@ -10,7 +10,7 @@ DPX = "from dpx._command import main; main()"
 
 def command(module, *arguments):
     """A module of experiments, where it is one, and else the command dpx."""
-    if module.startswith("bench.") or module in ("run", "sweep", "report"):
+    if "." in module or module in ("run", "sweep", "report"):
         return [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)]
     return [sys.executable, "-c", DPX, module, *map(str, arguments)]
 

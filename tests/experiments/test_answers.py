@@ -1,8 +1,11 @@
 """Answers in words: the odds of the labels' words, and what a release adds to them."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
+from command_line import call
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -78,6 +81,16 @@ def test_a_private_text_in_the_prompt_moves_the_odds_of_two_words_by_epsilon(tem
     spread = ratios.max(1) - ratios.min(1)
     np.testing.assert_allclose(spread, 1.5, rtol=1e-5)  # the bound, reached
     assert np.abs(ratios).max() < 1.5 + 1e-9
+
+
+@pytest.mark.slow
+def test_clipped_logits_of_made_up_texts_are_printed():
+    ended = call("cross_attention.clipped_logits", "--tiny", "--asked=10", "--examples=2")
+    assert ended.returncode == 0, ended.stderr
+    rows = re.findall(r"drawn at T = [\d.]+ \| 0\.\d+ ± ", ended.stdout)
+    assert len(rows) == len(clipped_logits.TEMPERATURES)
+    ended = call("cross_attention.clipped_logits", "--tiny", "--asked=10", "--examples=2000")
+    assert "--asked=10 must be at most" in ended.stderr + ended.stdout
 
 
 @pytest.mark.slow
