@@ -199,6 +199,12 @@ def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
     return ledger.guarantee(min(plain + largest * timed, 1 - 1e-12) or largest)
 
 
+def price(spent: dpx.PrivacyGuarantee) -> str:
+    """A planned cost in words, with what it is to."""
+    relation = spent.neighboring.name.lower()
+    return f"ε = {spent.epsilon:.6g}, δ = {spent.delta:.3g} ({relation}, {spent.unit})"
+
+
 def _show(planned: experiment.Plan) -> None:
     """Prints the parameters of a run, the cost of each of its releases, and the total cost."""
     for name, value in planned.parameters.items():
@@ -207,10 +213,7 @@ def _show(planned: experiment.Plan) -> None:
     print("releases:")
     for label, spent in planned.releases.items():
         print(f"  {label}: ε = {spent.epsilon:.6g}, δ = {spent.delta:.3g}")
-    print(
-        f"planned total of all releases: ε = {total.epsilon:.6g}, δ = {total.delta:.3g} "
-        f"({total.neighboring.name.lower()}, {total.unit})"
-    )
+    print(f"planned total of all releases: {price(total)}")
 
 
 def main(argv: list[str]) -> None:

@@ -192,8 +192,7 @@ def _show(configs: Mapping[str, Any]) -> None:
     for name, config in configs.items():
         spent = run.compose(dict(run.plan(config).releases))
         epsilon, delta = epsilon + spent.epsilon, delta + spent.delta
-        unit = f"{spent.neighboring.name.lower()}, {spent.unit}"
-        print(f"{name}: ε = {spent.epsilon:.6g}, δ = {spent.delta:.3g} ({unit})")
+        print(f"{name}: {run.price(spent)}")
     words = f"planned total of {len(configs)} points, if all are about the same data"
     print(f"{words}: ε = {epsilon:.6g}, δ = {delta:.3g}")
 
@@ -216,7 +215,9 @@ def main(argv: list[str]) -> None:
             return
         whole = grid(source, flag.set, fixed)
         mine = shard(whole, flag.shard)
-        pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
+        pool = None
+        if not flag.dry_run:
+            pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
         configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)

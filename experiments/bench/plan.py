@@ -82,10 +82,15 @@ def digits() -> Task:
     )
 
 
-def names() -> Task:
+def _surnames() -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and mask of 3,000 surnames."""
     texts = surnames.encode(surnames.load_surnames())
-    order = np.random.default_rng(0).permutation(len(texts.tokens))[:3000]
-    tokens, there = np.asarray(texts.tokens)[order], np.asarray(texts.mask)[order]
+    order = np.random.default_rng(0).permutation(len(texts))[:3000]
+    return texts.tokens[order], texts.mask[order]
+
+
+def names() -> Task:
+    tokens, there = _surnames()
     size, dim, hidden = surnames.VOCAB_SIZE, 8, 32
     normal = np.random.default_rng(1).normal
     params = {
@@ -134,14 +139,10 @@ def tuning() -> Task:
 
         return jax.lax.scan(step, (params, moves.init(params)), jnp.arange(PUBLIC_STEPS))[0][0]
 
-    listed = surnames.load_surnames()
-    chosen = [listed[i] + "\n" for i in np.random.default_rng(0).permutation(len(listed))[:3000]]
-    # Each name ends a line, and so does what fills it up.
-    size = surnames.MAX_LETTERS + 1
-    filled = "".join(name.ljust(size, "\n") for name in chosen)
-    tokens = shakespeare.encode(filled, size).tokens
-    there = np.arange(size) < np.array([[len(name)] for name in chosen])
-    return _characters((graph, read(params)), tokens, there)
+    tokens, there = _surnames()
+    # What ends a name ends a line.
+    letters = np.array([shakespeare.ALPHABET.index(x) for x in surnames.ALPHABET + "\n"])
+    return _characters((graph, read(params)), letters[tokens], there)
 
 
 def _windows() -> np.ndarray:

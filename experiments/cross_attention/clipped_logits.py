@@ -30,7 +30,6 @@ EXAMPLES = flags.DEFINE_integer("examples", 8, "B, private texts for each of the
 MODEL = flags.DEFINE_string(
     "language_model", None, "folder or GGUF file; SmolLM2-135M-Instruct by default"
 )
-ENCODER = flags.DEFINE_string("encoder", None, "folder of MiniLM; its wheel by default")
 TINY = flags.DEFINE_bool("tiny", False, "made-up texts and a random model, to try that it runs")
 EPSILONS = (0.5, 1.0, 3.0)
 TEMPERATURES = (0.03, 0.1, 0.3, 1.0)
@@ -57,13 +56,12 @@ def main(argv: list[str]) -> None:
     del argv
     config: Any = cross_attention.get_config("sentences,tiny" if TINY.value else "sentences")
     config.language.update({"kind": "random" if TINY.value else "pretrained", "path": MODEL.value})
-    config.model.path = ENCODER.value
-    private, _ = labelled_texts.load(config)
-    data = labelled.load(config)
+    private, later = labelled_texts.load(config)
+    public, asking = (later.take(part) for part in labelled.halves(config, later))
     count, each = ASKED.value, EXAMPLES.value
-    if count * each > len(private) or count > len(data.truth):
+    if count * each > len(private) or count > len(asking):
         raise app.UsageError(
-            f"--asked={count} must be at most {len(data.truth)}, and with --examples={each} at most "
+            f"--asked={count} must be at most {len(asking)}, and with --examples={each} at most "
             f"{len(private) // each}: each private text stands in one prompt"
         )
     read, words = answers.reader(config.language), tuple(config.language.words)
@@ -72,9 +70,9 @@ def main(argv: list[str]) -> None:
         found = read(*texts)
         return found - found.mean(1, keepdims=True)
 
-    texts, truth = data.texts[:count], data.truth[:count]
+    texts, truth = asking.texts[:count], asking.labels[:count]
     alone = odds(texts)
-    base = answers.answered(alone, odds(data.public_texts))
+    base = answers.answered(alone, odds(public.texts))
     shown = np.random.default_rng(0).permutation(len(private))[: count * each]
     examples = [(private.texts[i], words[private.labels[i]]) for i in shown]
     asked = [text for text in texts for _ in range(each)]

@@ -101,7 +101,7 @@ def check(config) -> None:
 
 def _check_public(config) -> None:
     _, later, _ = _texts(config)
-    if config.dim >= (public := len(_halves(config, later)[0])):
+    if config.dim >= (public := len(halves(config, later)[0])):
         raise ValueError(
             f"config.dim={config.dim} must be less than {public}, the number of public texts, which are one "
             "half of the later ones: use fewer dimensions, or give more texts"
@@ -116,13 +116,13 @@ def encodes(config) -> bool:
 def size(config) -> tuple[int, int]:
     """How many private documents there are, and how many ask."""
     private, later, _ = _texts(config)
-    return len(private), len(_halves(config, later)[1])
+    return len(private), len(halves(config, later)[1])
 
 
 def load(config) -> Documents:
     """Of the later documents one half, without labels, is the public corpus, and the other one asks."""
     private, later, names = _texts(config)
-    public, asking = (later.take(part) for part in _halves(config, later))
+    public, asking = (later.take(part) for part in halves(config, later))
     if encodes(config):
         features = classifier.features_of(classifier.untuned(config))
         embedding = Encoded(features, fit_projection(features(list(public.texts)), config.dim))
@@ -170,7 +170,7 @@ def synthetic(config) -> bool:
     return bool(config.data.generated)
 
 
-def _halves(config, later: Labelled) -> list[np.ndarray]:
+def halves(config, later: Labelled) -> list[np.ndarray]:
     """Which of the later documents are the public corpus, and which ask."""
     return np.array_split(np.random.default_rng(config.seed).permutation(len(later)), 2)
 
