@@ -149,7 +149,7 @@ def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
     """The number of examples that are processed at a time, where nobody said how many.
 
     `one` is the number of bytes that one example takes. A CPU takes as many examples as `CACHE` bytes hold,
-    but at least as many as hold three times the bytes of the parameters, whose sums each microbatch reads and
+    but at least as many as hold eight times the bytes of the parameters, whose sums each microbatch reads and
     writes. An accelerator takes as many as half of its memory holds. Several devices take all at once, since
     slices would have to be even on each of them.
     """
@@ -157,7 +157,7 @@ def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
         return size
     if _meshes.on_one_cpu():
         parameters = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        count = min(-(-size * one // CACHE), size * one // (3 * parameters + 1))
+        count = min(-(-size * one // CACHE), size * one // (8 * parameters + 1))
     else:
         memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
         count = math.ceil(2 * size * one / memory)
