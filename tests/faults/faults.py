@@ -656,6 +656,13 @@ FAULTS = (
         "tests/clipping/test_clipping_primitives.py::test_a_loop_adds_to_what_it_begins_with",
     ),
     Fault(
+        "what else reads the sum of a loop reads each term of it",
+        "dpx/clipping/gradients/reading.py",
+        "if result in read or self.jaxpr.outvars.count(result) != 1:",
+        "if False:",
+        "tests/clipping/test_clipping_hoisting.py::test_norms_and_sums_are_exact[one_pass-updated_in_every_step]",
+    ),
+    Fault(
         "what the sum of a loop begins with is dropped",
         "dpx/clipping/gradients/primitives.py",
         "return [*start, *added]",

@@ -226,6 +226,10 @@ class Reader:
             if users[0].invars.count(var) != 1 or var in self.jaxpr.outvars:
                 return False
             (var,) = users[0].outvars
+        # Whatever else reads the sum needs what was carried so far.
+        read = [v for eqn in self.jaxpr.eqns for v in eqn.invars]
+        if result in read or self.jaxpr.outvars.count(result) != 1:
+            return False
         self._zero[carry] = True
         return True
 
