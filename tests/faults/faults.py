@@ -409,6 +409,13 @@ FAULTS = (
         WITHIN,
     ),
     Fault(
+        "convolutions of what a loop carries from a constant on are left to XLA, which mixes up examples",
+        "dpx/clipping/gradients/reading.py",
+        "        used = jaxprs.walked(self.jaxpr, own, ever=True)\n",
+        "        used = jaxprs.walked(self.jaxpr, own)\n",
+        WITHIN,
+    ),
+    Fault(
         "the factors of a product are those of its transpose",
         "dpx/clipping/gradients/primitives.py",
         "term._replace(axes=tuple(term.axes[i] for i in order))",
@@ -2788,6 +2795,13 @@ FAULTS = (
         "    if False:\n",
         "tests/clipping/test_clipping_silent_randomness.py"
         "::test_keys_that_jax_draws_from_by_place_are_refused",
+    ),
+    Fault(
+        "keys that a loop draws from by place after its first step are not refused",
+        "dpx/clipping/mixing.py",
+        "    ever = jaxprs.walked(jaxpr, own, ever=True)\n",
+        "    ever = used\n",
+        "tests/clipping/test_clipping_silent_randomness.py::test_keys_that_jax_draws_from_by_place_are_refused",
     ),
     Fault(
         "the key of a record depends on its place in the batch",
