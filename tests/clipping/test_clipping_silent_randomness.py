@@ -132,7 +132,11 @@ def test_keys_that_jax_draws_from_by_place_are_refused(implementation, method):
 
         return plain(params, jax.lax.scan(step, shared, x)[1])
 
-    with pytest.raises(ValueError, match="threefry2x32"):
-        clipped(replaced, batch=(X, keys), method=method)
+    def rejected(params, x, key):
+        return plain(params, x * jax.random.gamma(key, 2.0, x.shape))
+
+    for other in (replaced, rejected):
+        with pytest.raises(ValueError, match="threefry2x32"):
+            clipped(other, batch=(X, keys), method=method)
     with pytest.raises(ValueError, match="the same for all"):
         clipped(lambda params, x: loss(params, x, shared), strict=True)
