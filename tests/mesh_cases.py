@@ -316,6 +316,15 @@ def convolutions_within():
     def scanned(p, x, flag):
         return jax.lax.scan(lambda x, _: (layer(p, x), None), x, None, length=2)[0] * flag
 
+    def from_zeros(p, x, flag):
+        """What is convolved in a loop within a block is no value of the example at first."""
+
+        def step(h, _):
+            return layer(p, h) + x, None
+
+        start = jnp.zeros(x.shape)
+        return jax.checkpoint(lambda: jax.lax.scan(step, start, None, length=3)[0])() * flag
+
     def looped(p, x, flag):
         def within(_, x):
             return jax.lax.cond(flag, lambda x: layer(p, x), lambda x: 0.5 * x, x)
@@ -327,6 +336,7 @@ def convolutions_within():
         "scan": scanned,
         "branch in a loop": looped,
         "remat": lambda p, x, flag: jax.checkpoint(layer)(p, x) * flag,
+        "a scan from zeros in remat": from_zeros,
     }
     kinds, devices, errors = (KINDS["automatic"],), jax.devices()[:4], {}
     mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=devices)

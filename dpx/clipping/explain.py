@@ -18,7 +18,8 @@ class ParameterClipping(NamedTuple):
     Attributes:
       path, shape: its name, e.g. `params/Dense_0/kernel`, and shape.
       uses: the primitives that use it, one entry for each use.
-      rule: "Gram", "gradient", "gradient (no rule for ...)" or "zero"; see `explain_clipping`.
+      rule: "Gram", "gradient", "gradient (no rule for ...)", "gradient (uses split its axes differently)" or
+        "zero"; see `explain_clipping`.
       extra_flops, extra_bytes: for one example, the operations for its norm and sum, and what is held for it.
     """
 
@@ -86,6 +87,7 @@ def explain_clipping(
       - "gradient" where the per-example gradient is held, because it is smaller than its factors;
       - "gradient (no rule for ...)" where it is held because a primitive has no rule by which it would be
         known to be a sum of products, which costs what `vmap(grad)` costs;
+      - "gradient (uses split its axes differently)" where they have rules, but no rows and columns in common;
       - "zero" where it is zero for all examples.
 
     Costs are for one example and `method="one_pass"`, beyond an ordinary step: operations for the norm and
@@ -117,7 +119,7 @@ def _row(path: str, leaf: Any, form: Form, uses: tuple[str, ...]) -> ParameterCl
     """How a parameter is clipped, at the cost of one example."""
     held = sum(v.aval.size * jnp.dtype(v.aval.dtype).itemsize for v in form.needs)
     flops = sum(each.gram_flops for each in form.products) or 4 * leaf.size * bool(form.needs)
-    if len(set(form.unruled)) > 1:
+    if len(form.unruled) > 1:
         rule = "gradient (uses split its axes differently)"
     elif form.unruled:
         rule = f"gradient (no rule for {form.unruled[0]})"

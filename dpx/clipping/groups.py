@@ -83,8 +83,10 @@ def group_norms(groups: Groups, squared_norms: Sequence[tuple[int, jax.Array]]) 
         # One array: XLA would compile a kernel for each of several.
         squares = jax.lax.optimization_barrier(jnp.stack([x.astype(dtype) for x in mine]))
         total = jnp.sum(squares, 0)
-        # Above the exact root of the exact sum by what the clip factor and its product round, too.
-        norm = jnp.sqrt(total) * (1 + gamma(len(squares) + 24, total.dtype))
+        # Above the exact root of the exact sum by what the clip factor and its product round, too: that of
+        # a gradient in float32 in 32 bits, also in a group with others in 64.
+        slack = max(gamma(len(squares) + 24, x.dtype) for x in mine)
+        norm = jnp.sqrt(total) * (1 + slack)
         norms.append(jnp.where(jnp.isfinite(total), norm, jnp.inf))
     return norms
 

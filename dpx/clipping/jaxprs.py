@@ -151,12 +151,15 @@ def gain(eqn: Any) -> float | None:
     return 1 / number.real if divides else number.real
 
 
-def walked(jaxpr: Any, own: Sequence[bool]) -> list[tuple[Any, list[bool], frozenset[str]]]:
+def walked(
+    jaxpr: Any, own: Sequence[bool], ever: bool = False
+) -> list[tuple[Any, list[bool], frozenset[str]]]:
     """All equations of a jaxpr and of what it calls, once for each way in which they are called.
 
     `own` says of each input whether it is the example's own. With each equation comes, for each operand,
-    whether it depends on such inputs (what a loop carries does if it does in every iteration), and the names
-    of the axes of a `shard_map` around the equation, whose devices hold parts of one example.
+    whether it depends on such inputs (what a loop carries does if it does in every iteration, or `ever`, in
+    one), and the names of the axes of a `shard_map` around the equation, whose devices hold parts of one
+    example.
     """
     visited: list[tuple[Any, list[bool], frozenset[str]]] = []
     known: dict[Any, list[bool]] = {}
@@ -198,7 +201,7 @@ def walked(jaxpr: Any, own: Sequence[bool]) -> list[tuple[Any, list[bool], froze
         """The same of the results of a loop that carries a part of what it is given."""
         while True:
             ends, carry = follow(body, given, axes), given[first:last]
-            given[first:last] = merged = [*map(min, carry, ends)]
+            given[first:last] = merged = [*map(max if ever else min, carry, ends)]
             if merged == carry:
                 return [*carry, *ends[len(carry) :]]
 

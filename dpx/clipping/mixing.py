@@ -62,7 +62,8 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             "no clipping bounds what one example changes: make it within the loss, or pass what it holds in "
             "the batch"
         )
-    kinds = [eqn.invars[0].aval.dtype for eqn, own, _ in used if _by_place(eqn, own)]
+    ever = jaxprs.walked(jaxpr, own, ever=True)
+    kinds = [eqn.invars[0].aval.dtype for eqn, given, _ in ever if _by_place(eqn, given)]
     if kinds and is_vectorised:
         raise ValueError(
             f"loss_fn draws random numbers from keys of type {kinds[0]}, which JAX draws for all "

@@ -129,6 +129,20 @@ def test_who_names_no_microbatch_gets_what_a_cache_holds(monkeypatch):
     assert chosen(64, 2**30, 2**10) == 64
 
 
+def test_the_bytes_of_an_example_are_those_of_the_method_that_is_the_default():
+    """Blocks in a loop hand out norms alone, which is less than what one pass would hold for them."""
+
+    @jax.checkpoint
+    def block(x, w):
+        return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+    p = {"up": jnp.ones((4, 8, 128)) / 8, "down": jnp.ones((4, 128, 8)) / 128}
+    found = clipping.explain_clipping(
+        lambda p, x: jnp.sum(jax.lax.scan(block, x, p)[0] ** 2), p, jnp.ones((2, 5, 8))
+    )
+    assert found.example_bytes < found.extra_bytes
+
+
 @pytest.mark.slow
 @on_one_cpu
 def test_the_chosen_microbatch_is_that_which_is_explained_and_changes_no_result(monkeypatch):

@@ -94,6 +94,35 @@ def of_a_slice_and_of_what_is_shared():
     return loss, STACKED | {"v": normal(WIDTH, WIDTH, seed=2)}, (X,)
 
 
+def updated_in_every_step():
+    """A weight that the loop adds to. Of what is added, the gradient is the sum that is carried so far."""
+
+    def loss(p, x):
+        def step(w, each):
+            update, x = each
+            w = w + update
+            return w, jnp.sin(x @ w)
+
+        _, rows = jax.lax.scan(step, p["start"], (p["w"], x[:DEPTH]))
+        return jnp.sum(rows**2)
+
+    return loss, STACKED | {"start": normal(WIDTH, WIDTH, seed=2)}, (X,)
+
+
+def updated_after_every_step():
+    """The same after the step has used it: what is carried so far is handed out before it is added to."""
+
+    def loss(p, x):
+        def step(w, each):
+            update, x = each
+            return w + update, jnp.sin(x @ w)
+
+        w, rows = jax.lax.scan(step, p["start"], (p["w"], x[:DEPTH]))
+        return jnp.sum(rows**2) + jnp.sum(jnp.sin(x @ w))
+
+    return loss, STACKED | {"start": normal(WIDTH, WIDTH, seed=2)}, (X,)
+
+
 CASES = (
     masked,
     through_tanh_backwards,
@@ -102,6 +131,8 @@ CASES = (
     scaled_by_what_is_shared,
     of_two_stacks,
     of_a_slice_and_of_what_is_shared,
+    updated_in_every_step,
+    updated_after_every_step,
 )
 
 
@@ -118,7 +149,11 @@ def is_exact(loss, params, batch, **options):
     check(jit(fn)(params, *batch), gradients, clip)
 
 
-@pytest.mark.quick_cases("one_pass-shared")
+@pytest.mark.quick_cases(
+    "one_pass-shared",
+    "one_pass-updated_in_every_step",
+    "one_pass-updated_after_every_step",
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 def test_norms_and_sums_are_exact(case, method):

@@ -68,9 +68,18 @@ ADAPTERS = {
         adapter_of(4),
     ),
 }
+
+
+def mixed_into_blocks(p, x):
+    """Three blocks of a weight, each a mixture of four: both factors of a block's gradient count blocks."""
+    blocks = jnp.einsum("bk,kdf->bdf", W[:3, :4], p.reshape(4, 16, WIDTH))
+    return ending(jnp.einsum("lbd,bdf->blf", x[:, :48].reshape(LENGTH, 3, 16), blocks))
+
+
 OTHERS = {
     "in front of a mixture that is frozen": lambda p, x: ending(x @ (p @ W)),
     "behind one": lambda p, x: ending(x @ (W @ p)),
+    "mixed into blocks": mixed_into_blocks,
     "masked": lambda p, x: ending(x @ (p * MASK)),
     "masked by columns": lambda p, x: ending(x @ (p * MASK[0])),
     "cast": lambda p, x: ending((x.astype("bfloat16") @ p.astype("bfloat16")).astype("f4")),
@@ -112,7 +121,12 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
-@pytest.mark.quick_cases("behind one-two_pass", "masked by columns-two_pass", "masked-one_pass")
+@pytest.mark.quick_cases(
+    "behind one-two_pass",
+    "masked by columns-two_pass",
+    "masked-one_pass",
+    "mixed into blocks-one_pass",
+)
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_made_of_a_weight_is_exact(monkeypatch, name, method):
@@ -130,11 +144,11 @@ def test_what_is_made_of_a_weight_is_exact(monkeypatch, name, method):
     assert np.linalg.norm(out.grads - expected) < 5e-3 * np.linalg.norm(expected)
 
 
-def test_only_a_mask_over_both_axes_has_no_rule():
-    """The product of a mask and a sum of outer products is no such sum."""
+def test_only_a_mask_over_both_axes_and_a_mixture_of_blocks_have_no_rule():
+    """The product of a mask and a sum of outer products is no such sum; nor is one added up over blocks."""
     for name, loss in OTHERS.items():
         reader = plan.read(
             lambda p, example, loss=loss: loss(p[0], *example), [jnp.asarray(W)], (X,)
         )
         (form,) = plan.forms(reader)
-        assert bool(form.products) == (name != "masked"), name
+        assert bool(form.products) == (name not in ("masked", "mixed into blocks")), name

@@ -9,6 +9,8 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
+from dpx.clipping import jaxprs
+from dpx.clipping.gradients import gram
 
 pytestmark = pytest.mark.optimized
 
@@ -147,3 +149,31 @@ def test_matrix_units_multiply_numbers_of_11_bits(as_on_a_gpu, tied, method):
         assert 0.999 * 0.3 < np.linalg.norm(alone) <= 0.3
     with jax.default_matmul_precision("highest"):
         assert "reduce_precision" not in jit(fn).lower(w, x, ids).as_text()
+
+
+def test_what_blocks_make_again_for_sums_is_rounded_as_it_was_for_norms():
+    """Both factors, by an operation that stays where a compiler drops casts."""
+
+    def loss(w, x):
+        h = jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x) @ w))(x, w.astype(jnp.bfloat16))
+        return jnp.sum(jnp.sin(h.astype(jnp.float32)))
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
+    program = str(jax.make_jaxpr(fn)(jnp.eye(64), jnp.ones((2, 3, 64), jnp.bfloat16)))
+    # What the block is given, its factors for the norm, and its factors for the sum.
+    assert program.count("reduce_precision[") == 2 + 2 + 2
+
+
+def test_a_product_of_two_terms_rounds_what_either_of_them_would_not():
+    """Inner products of both go by TensorFloat-32 only if the factors of both have no more bits."""
+    layout = gram.Layout((3, 4), (), (0,), (1,), (True, False))
+    pair = gram.Pair(jnp.ones((1, 2, 3)), jnp.ones((1, 2, 4)))
+    program = str(jax.make_jaxpr(lambda *pairs: gram.squared_norm(layout, pairs))(pair, pair))
+    exact, fast = (program.count(f"precision=(Precision.{x}") for x in ("HIGHEST", "DEFAULT"))
+    assert (exact, fast) == (4, 2)
+
+
+def test_a_product_is_exact_if_both_of_its_factors_are():
+    highest, default = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
+    for both, exact in (((highest, highest), True), ((highest, default), False)):
+        assert jaxprs.is_exact({"precision": both}) == exact

@@ -225,10 +225,24 @@ def every_other(p, x):
     return jnp.sum(jnp.tanh(x @ p["w"][0, ::2].T) @ p["w"][1, ::2])
 
 
-@pytest.mark.quick_cases("whole", "on_two_axes")
+def every_other_block(p, x):
+    """Between its blocks are zeros."""
+    return jnp.sum(jnp.tanh(x @ p["w"][::2].reshape(2 * WIDTH, WIDTH).T))
+
+
+@pytest.mark.quick_cases("whole", "on_two_axes", "every_other_block")
 @pytest.mark.parametrize(
     "loss",
-    [whole, overlapping, on_two_axes, along_either_axis, times_an_array, every_other, added],
+    [
+        whole,
+        overlapping,
+        on_two_axes,
+        along_either_axis,
+        times_an_array,
+        every_other,
+        added,
+        every_other_block,
+    ],
 )
 def test_what_cannot_be_cut_is_as_exact(loss):
     params = {"w": normal(4, WIDTH, WIDTH) * 2, "v": normal(4, 3, WIDTH, WIDTH, seed=1)}

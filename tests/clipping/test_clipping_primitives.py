@@ -63,6 +63,9 @@ LOSSES = {
     "dynamic_update_slice": lambda w, x: ending(
         x + lax.dynamic_slice(w, (jnp.argmax(x[0]), 0), (1, D))
     ),
+    "dynamic_update_slice of a column": lambda w, x: ending(
+        x @ lax.dynamic_slice(w, (0, jnp.argmax(x[0])), (D, 1))
+    ),
     "scatter-add": lambda w, x: ending(w[jnp.argmax(x, 1)]),
     "conv_general_dilated": lambda w, x: ending(
         lax.conv_general_dilated(
@@ -73,6 +76,7 @@ LOSSES = {
     "scan": lambda w, x: ending(lax.scan(lambda c, x: (jnp.sin(c @ w + x),) * 2, x[0], x)[1]),
     "optimization_barrier": custom(lax.optimization_barrier),
     "reduce_precision": custom(lambda g: lax.reduce_precision(g, 8, 22)),
+    "reduce_precision of the example": lambda w, x: ending(lax.reduce_precision(x, 8, 3) @ w),
 }
 
 # The same under another name, or what only some releases of JAX have.
@@ -83,7 +87,13 @@ def test_every_rule_has_a_loss():
     assert set(RULES) - ALIKE <= set(LOSSES)
 
 
-@pytest.mark.quick_cases("reduce_precision", "optimization_barrier", "broadcast_in_dim")
+@pytest.mark.quick_cases(
+    "reduce_precision",
+    "reduce_precision of the example",
+    "optimization_barrier",
+    "broadcast_in_dim",
+    "dynamic_update_slice of a column",
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
@@ -97,7 +107,7 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
         check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5, slack=slack)
 
 
-@pytest.mark.quick_cases("10", "1", "4")
+@pytest.mark.quick_cases("10", "1", "4", "11")
 @pytest.mark.parametrize(
     "backward",
     [
@@ -114,8 +124,9 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
         lambda g: (
             g * (1 + jnp.arange(D * D)).reshape(D, D)
         ),  # Integers that are added are not zero.
+        lambda g: g[::-1],
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)

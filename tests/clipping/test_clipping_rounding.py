@@ -69,6 +69,20 @@ def test_norms_of_groups_are_above_the_root_of_their_sum():
         assert root * (1 + bound) * (1 - 2 * U) <= norm <= root * (1 + 2 * bound)
 
 
+@pytest.mark.parametrize("first", ["float32", "float64"])
+def test_norms_of_groups_of_two_types_are_raised_by_what_the_narrower_rounds(first):
+    """Products of a clip factor and a gradient in float32 are rounded to 32 bits."""
+    with jax.enable_x64(True):
+        squares = [
+            (0, jnp.array([9.0], x))
+            for x in sorted(("float32", "float64"), reverse=first > "float32")
+        ]
+        found = groups.assign(1.0, {"a": jnp.ones(1), "b": jnp.ones(1)})
+        (norm,) = groups.group_norms(found, squares)
+        assert norm.dtype == jnp.float64
+        assert norm[0] >= 18**0.5 * (1 + gamma(2 + 24)) * (1 - 2.0**-50)
+
+
 def test_clip_factors_too_small_to_scale_by_are_zero():
     found = groups.assign(1e-3, jnp.ones(1))
     norms = [jnp.array([1e-4, 1.0, 1e11, 1e12, jnp.inf], jnp.float32)]
@@ -107,6 +121,17 @@ def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
         gradient.rounding(8, params, batch, devices=0)
 
 
+def test_a_sum_rounds_as_its_narrowest_parameters_do():
+    """Of parameters in 32 bits and in 64, whose common type is that of 64."""
+    gradient = dpx.clipped_grad(
+        lambda p, x: jnp.sum(p["a"] * x) + jnp.sum(p["b"] * x), l2_clip_norm=1.0, microbatch_size=4
+    )
+    batch = jnp.ones((8, 3))
+    with jax.enable_x64(True):
+        params = {"a": jnp.ones(3, jnp.float32), "b": jnp.ones(3, jnp.float64)}
+        assert gradient.rounding(8, params, batch) >= 2 * 8 * (gamma(4 + 4) + gamma(9) + 3 * U)
+
+
 def test_a_sum_rounds_as_its_products_of_factors_do():
     """They may cancel: what is added up may be 64 times as long as what is clipped."""
 
@@ -114,6 +139,18 @@ def test_a_sum_rounds_as_its_products_of_factors_do():
         return jnp.sum(jnp.tanh(x @ params["w"]) + params["b"])
 
     params, size, places = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}, 3, 5
+    gradient = dpx.clipped_grad(loss, l2_clip_norm=1.0, method="one_pass", microbatch_size=size)
+    found = gradient.rounding(size, params, jnp.ones((size, places, 64)))
+    assert found >= 2 * size * 64 * gamma(size * places + 4)
+
+
+def test_a_stack_rounds_as_the_part_of_it_that_rounds_most():
+    """One part is kept as factors, the other held."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params[0])) + x[0, 0] * jnp.sum(jnp.sin(params[1]))
+
+    params, size, places = jnp.ones((2, 64, 64)), 3, 5
     gradient = dpx.clipped_grad(loss, l2_clip_norm=1.0, method="one_pass", microbatch_size=size)
     found = gradient.rounding(size, params, jnp.ones((size, places, 64)))
     assert found >= 2 * size * 64 * gamma(size * places + 4)
@@ -129,6 +166,12 @@ def test_inner_products_of_rows_that_are_looked_up_round_too():
     layout = gram.Layout((7, count), (), (0,), (1,), (False,))
     norm = bounded(layout, np.zeros((1, 1), "i4"), np.ones((1, 1, count), "f4"))
     assert norm >= count**0.5 * (1 + gamma(count) / 2 + gamma(36) / 2)
+
+
+def test_rows_whose_squares_are_flushed_have_a_length():
+    layout = gram.Layout((100, 1), (), (0,), (1,), (False,))
+    norm = bounded(layout, np.full((1, 1, 100), 1e-23, "f4"), np.full((1, 1, 1), 1e10, "f4"))
+    assert norm >= 1e-23 * 100**0.5 * 1e10
 
 
 def test_what_the_sum_over_positions_rounds_is_in_the_norm():

@@ -236,6 +236,8 @@ def test_uses_that_split_axes_differently_are_a_fallback():
 
     x = np.ones((2, 16), np.float32)
     clipped(loss, params, (x,))
+    (row,) = dpx.explain_clipping(loss, params, x).rows
+    assert row.rule == "gradient (uses split its axes differently)"
     with pytest.raises(
         ValueError, match=r"params\[w\] of 65536 elements has no rule for dot_general"
     ):

@@ -123,5 +123,20 @@ def test_keys_that_jax_draws_from_by_place_are_refused(implementation, method):
     )
     assert jnp.array_equal(whole.norms[1:], rest.norms)
     shared = jax.random.key(0, impl=implementation)
+
+    def replaced(params, x, key):
+        """A loop draws from a key of the example, but for its first step."""
+
+        def step(drawn, row):
+            return key, row * jax.random.normal(drawn)
+
+        return plain(params, jax.lax.scan(step, shared, x)[1])
+
+    def rejected(params, x, key):
+        return plain(params, x * jax.random.gamma(key, 2.0, x.shape))
+
+    for other in (replaced, rejected):
+        with pytest.raises(ValueError, match="threefry2x32"):
+            clipped(other, batch=(X, keys), method=method)
     with pytest.raises(ValueError, match="the same for all"):
         clipped(lambda params, x: loss(params, x, shared), strict=True)

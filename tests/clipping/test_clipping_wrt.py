@@ -263,6 +263,13 @@ def test_leaves_of_a_tree_are_chosen(wrt):
     assert clipping_params.select(wrt, plain_params()) == [False, False, True, True]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_leaves_of_a_list_are_chosen_by_their_number(number):
+    params = {"layers": [jnp.ones(3), jnp.ones(3)]}
+    chosen = clipping_params.select(lambda path, leaf: path == ("layers", number), params)
+    assert chosen == [number == 0, number == 1]
+
+
 @pytest.mark.slow
 def test_leaves_of_a_state_are_chosen():
     """By a mask with the names of the module, and by one that is a state itself."""

@@ -226,6 +226,10 @@ class Reader:
             if users[0].invars.count(var) != 1 or var in self.jaxpr.outvars:
                 return False
             (var,) = users[0].outvars
+        # Whatever else reads the sum needs what was carried so far.
+        read = [v for eqn in self.jaxpr.eqns for v in eqn.invars]
+        if result in read or self.jaxpr.outvars.count(result) != 1:
+            return False
         self._zero[carry] = True
         return True
 
@@ -300,9 +304,9 @@ class Reader:
     @functools.cached_property
     def convolves(self) -> bool:
         """Whether two of the example's own values are convolved, in bodies of equations too."""
-        used = jaxprs.walked(self.jaxpr, [v not in self.shared for v in self.jaxpr.invars])
-        convolved = (own for eqn, own, _ in used if eqn.primitive.name == "conv_general_dilated")
-        return any(map(all, convolved))
+        own = [v not in self.shared for v in self.jaxpr.invars]
+        used = jaxprs.walked(self.jaxpr, own, ever=True)
+        return any(all(x) for eqn, x, _ in used if eqn.primitive.name == "conv_general_dilated")
 
     def _by_products(self, eqn: Any, body: core.ClosedJaxpr) -> core.ClosedJaxpr:
         """A body with such convolutions made as `_evaluate` makes them."""
