@@ -55,10 +55,6 @@ def check_options(mechanism, eta, calibration, assume_good: bool, secure: bool, 
         )
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Additive noise
-
-
 def gaussian(
     epsilon: float,
     delta: float,
@@ -74,7 +70,7 @@ def gaussian(
     floats and get the same noise, so that the guarantee of a release does not depend on it.
     """
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
+    grid = unit(column_bound)
     change = whole_sensitivity(n, column_bound, max_column_change, neighboring)
     std = change * grid * multiplier
     draw = partial(_perturb, sensitivity=change, multiplier=multiplier, grid=grid)
@@ -109,8 +105,12 @@ def rounded_sensitivity(
     if max_column_change is not None:
         max_column_change = check_number(max_column_change, "max_column_change")
     bounds = column_bound, max_column_change, check_relation(neighboring, "neighboring")
-    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
-    return whole_sensitivity(n, *bounds) * grid
+    return whole_sensitivity(n, *bounds) * unit(column_bound)
+
+
+def unit(column_bound: float) -> float:
+    """The value of the integer 1 in the sum of columns that were rounded."""
+    return (column_bound / noise.secure.FACTOR_STEPS) ** 2
 
 
 def whole_sensitivity(

@@ -26,7 +26,7 @@ from dpx._validate import (
 )
 from dpx.gram import mechanisms, wishart
 from dpx.gram.accounting import sensitivity
-from dpx.gram.columns import clipped_gram, leading_rows
+from dpx.gram.columns import clipped_gram, leading_rows, traced_exact_gram, traced_gram
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
 from dpx.release import Partial, are_summed, total
 
@@ -131,30 +131,34 @@ def release(
     mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
     eta = None if eta is None else check_number(eta, "eta")
     noise.secure.check(key, secure)
+    sampled, exact = mechanism == "sampling", None
     if are_summed(X):
-        if mechanism != "gaussian":
+        if sampled:
             raise ValueError(f"mechanism={mechanism!r} must be 'gaussian' for a sum: pass X itself")
         exact = total(partial(statistic, column_bound=column_bound, clip=clip), X)
         n = exact.check("Gram matrix").options["n"]
     else:
-        exact, (n, X) = None, leading_rows(X)
-    planned: mechanisms.Planned
-    if mechanism == "sampling":
+        n, X = leading_rows(X)
+    if sampled:
         options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
         planned = wishart.plan(epsilon, delta, n=n, **options, **bounds)
-        gram, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
-        if assume_good and n > columns:
-            raise ValueError(
-                f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave "
-                "it out"
-            )
     else:
         planned = mechanisms.gaussian(epsilon, delta, n=n, **bounds)
-        if isinstance(X, Tracer) and not secure:
-            gram, _ = clipped_gram(X, column_bound, clip=clip)
-        else:
-            exact = exact or statistic(X, column_bound=column_bound, clip=clip)
-            (gram,) = exact.check("Gram matrix", column_bound=column_bound, clip=clip).sums
+    if isinstance(X, Tracer) and not secure:
+        if not clip:
+            raise ValueError(
+                "clip=False cannot be checked under a JAX transformation: use clip=True"
+            )
+        gram = (traced_exact_gram if sampled else traced_gram)(X, column_bound)
+        columns = X.shape[1]
+    else:
+        exact = exact or statistic(X, column_bound=column_bound, clip=clip)
+        (gram,) = exact.check("Gram matrix", column_bound=column_bound, clip=clip).sums
+        columns = exact.num_records
+    if assume_good and n > columns:
+        raise ValueError(
+            f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave it out"
+        )
     with wide_sums(key, gram):
         matrix = jnp.asarray(planned.draw(key, gram), float)
         if psd:
@@ -173,7 +177,7 @@ def release(
                 column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
             ),
             event=planned.event,
-        ).assuming(*(rounding_assumption(key, gram) if mechanism == "gaussian" else ())),
+        ).assuming(*(() if sampled else rounding_assumption(key, gram))),
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )
@@ -190,10 +194,10 @@ def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
     n, X = leading_rows(X)
     if isinstance(X, Tracer):
         raise ValueError("a sum of integers cannot be traced: call it outside jit and vmap")
-    matrix, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
+    matrix, columns = clipped_gram(X, column_bound, clip=clip)
     options = {"column_bound": column_bound, "clip": clip, "n": n}
     longest = noise.secure.norm_bound(noise.secure.FACTOR_STEPS, n)
-    return Partial("Gram matrix", options, (np.asarray(matrix),), columns, longest**2)
+    return Partial("Gram matrix", options, (matrix,), columns, longest**2)
 
 
 def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring) -> dict[str, Any]:

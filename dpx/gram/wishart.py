@@ -42,6 +42,7 @@ At (1, 1e-6), η = 200α² and n = 16 this is c = 9e-7.
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +52,8 @@ from jax.core import Tracer
 from dpx import _watch
 from dpx._numerics import in_float64
 from dpx.gram import accounting
-from dpx.gram.mechanisms import Planned, whole_sensitivity
-from dpx.noise import coupled, grid, secure
+from dpx.gram.mechanisms import Planned, unit, whole_sensitivity
+from dpx.noise import coupled, grid
 from dpx.privacy import REPLACE_ONE
 
 _GRID = 2.0**-6  # the step of the grid, in units of √(η/k)
@@ -61,41 +62,27 @@ _SHARES = [2.0 ** -(exponent / 2) for exponent in range(40, 11, -1)]
 _TRACE = 2.0**62  # the largest trace of a sum of integer columns: `dpx.noise.secure.check_sum`
 
 
-def plan(
-    epsilon: float,
-    delta: float,
-    *,
-    n: int,
-    column_bound: float,
-    max_column_change: float | None,
-    neighboring: NeighboringRelation,
-    eta: float,
-    calibration: str,
-    shifted: bool,
-) -> Planned:
+def plan(epsilon: float, delta: float, *, shifted: bool, **terms: Any) -> Planned:
     """The mean of k outer products of N(0, XXᵀ + ηI) samples, minus ηI; see `dpx.gram.release`.
+
+    Args:
+      epsilon, delta: The budget.
+      shifted: Whether ηI is added; otherwise XXᵀ ⪰ ηI is taken as a promise.
+      **terms: The other arguments of `max_samples`.
 
     Raises:
       ValueError: if no k ≥ n is admissible.
     """
-    terms = {
-        "column_bound": column_bound,
-        "max_column_change": max_column_change,
-        "eta": eta,
-        "n": n,
-        "calibration": calibration,
-        "neighboring": neighboring,
-    }
     num_samples = _at_least_n(epsilon, delta, **terms)
     draw = partial(
         sampled_gram,
         num_samples=num_samples,
-        unit=_unit(column_bound),
-        eta=eta,
-        shift=eta if shifted else 0.0,
+        unit=unit(terms["column_bound"]),
+        eta=terms["eta"],
+        shift=terms["eta"] if shifted else 0.0,
         change=_change(**terms),
     )
-    described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
+    described = f"mean of {num_samples} Gaussian outer products, {terms['calibration']} calibration"
     return Planned(draw, described, event=None, num_samples=num_samples, noise_std=None)
 
 
@@ -195,14 +182,8 @@ def max_samples(
     Returns:
       k as a Python integer, 0 if no k is admissible. A release needs k ≥ n.
     """
-    terms = {
-        "column_bound": column_bound,
-        "max_column_change": max_column_change,
-        "eta": eta,
-        "n": n,
-        "calibration": calibration,
-        "neighboring": neighboring,
-    }
+    terms: dict[str, Any] = {"column_bound": column_bound, "max_column_change": max_column_change}
+    terms |= {"eta": eta, "n": n, "calibration": calibration, "neighboring": neighboring}
     real = min(accounting.ideal_samples(epsilon, delta, **terms), 2**53)
     # In 64 bits, since results computed from 16-bit numbers would be rounded to 16 bits.
     epsilon, delta = float(epsilon), float(delta)
@@ -236,11 +217,7 @@ def price(num_samples: int, x: float, *, column_bound: float, eta: float, n: int
 
 def _trace(column_bound: float, eta: float, n: int) -> float:
     """The largest trace of a covariance, with a margin for rounding."""
-    return (_TRACE * _unit(column_bound) + n * eta) * (1 + 2.0**-20)
-
-
-def _unit(column_bound: float) -> float:
-    return (column_bound / secure.FACTOR_STEPS) ** 2
+    return (_TRACE * unit(column_bound) + n * eta) * (1 + 2.0**-20)
 
 
 def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> float:
@@ -249,7 +226,7 @@ def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> flo
     off = 2 * _ULP * (n + 8) * _trace(column_bound, eta, n)
     if off >= eta:
         return math.inf
-    return (whole_sensitivity(n, *bounds) * _unit(column_bound) + 2 * off) / (eta - off)
+    return (whole_sensitivity(n, *bounds) * unit(column_bound) + 2 * off) / (eta - off)
 
 
 def _at_least_n(epsilon: float, delta: float, **terms) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 from scipy import stats
 
 from dpx import gram, privacy
+from dpx.gram import mechanisms
 from dpx.gram.accounting import sensitivity
-from dpx.gram.columns import clipped_gram
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments.gram import error_figures
@@ -121,7 +121,7 @@ def run(config, workdir: Path) -> Outcome:
         words = f"mean of {counts['sampling_loose']} Gaussian outer products, exact calibration at t = 2αβ/η"
         guarantees["sampling_loose"] = dataclasses.replace(guarantees["sampling"], mechanism=words)
 
-    exact, _ = clipped_gram(X, planned["column_bound"])
+    exact = total.sums[0] * mechanisms.unit(planned["column_bound"])
     logit_bound, noise_std = float(np.abs(exact).max()), planned["gaussian/noise_std"]
     _progress(f"{config.trials} draws of each row's noise")
     measures = []

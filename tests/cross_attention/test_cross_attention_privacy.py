@@ -19,9 +19,6 @@ from dpx.privacy import gaussian_noise_multiplier
 
 pytestmark = pytest.mark.optimized
 
-# ---------------------------------------------------------------------------------------------------------
-# Sensitivity: attacked by random and by gradient-ascent search
-
 
 def taylor(domain, degree):
     return PolynomialFeatures(domain.dim, degree, domain.scale)
@@ -76,6 +73,7 @@ def search(domain, features, trials=128, steps=60, **random):
         pytest.param("box", "box", 3, 2, 1.7, 4, marks=pytest.mark.slow),
         pytest.param("ball", "box", 3, 2, 1.7, 4, marks=pytest.mark.slow),
         ("ball", "ball", 3, 4, 1.7, 4),
+        pytest.param("ball", "simplex", 3, 4, 1.7, 4, marks=pytest.mark.slow),
     ],
 )
 def test_taylor_sensitivity_is_never_exceeded_and_attained(
@@ -87,8 +85,13 @@ def test_taylor_sensitivity_is_never_exceeded_and_attained(
     assert 0.99 * bound <= search(domain, features) <= bound * (1 + 1e-5)
     corner = jnp.full(dim, 1.3 if kind == "box" else 1.3 / np.sqrt(dim))
     value = jnp.full(value_dim, 0.7 if value_domain == "box" else 0.7 / np.sqrt(value_dim))
-    here, there = (contribution(domain, features, corner, v) for v in (value, -value))
+    labels = value_domain == "simplex"
+    values = 0.7 * jnp.eye(value_dim)[:2] if labels else (value, -value)
+    here, there = (contribution(domain, features, corner, v) for v in values)
     assert jnp.linalg.norm(here - there) == pytest.approx(bound, rel=1e-4)
+    if labels:  # √2 of a contribution, never 2
+        of_any_sign = dataclasses.replace(domain, value_domain="ball")
+        assert bound == pytest.approx(sketch.sensitivity(of_any_sign, features) / math.sqrt(2))
 
 
 @pytest.mark.quick_cases("2-simplex")
@@ -115,17 +118,6 @@ def test_a_row_that_comes_or_goes_moves_a_release_by_the_sensitivity(value_domai
     )(*inside)
     norms = jnp.linalg.norm(sums, axis=(1, 2))
     assert norms.max() <= bound * (1 + 1e-5)
-
-
-@pytest.mark.slow
-def test_labels_are_replaced_for_less():
-    """Two labels at keys whose features are orthogonal or not: √2 of a contribution, never 2."""
-    domain = Domain("ball", 3, 4, 1.3, 1.3, 0.7, 1.7, "simplex")
-    features = taylor(domain, 4)
-    bound = sketch.sensitivity(domain, features)
-    of_any_sign = sketch.sensitivity(dataclasses.replace(domain, value_domain="ball"), features)
-    assert bound == pytest.approx(of_any_sign / math.sqrt(2))
-    assert 0.99 * bound <= search(domain, features) <= bound * (1 + 1e-5)
 
 
 @pytest.mark.slow
@@ -226,22 +218,6 @@ def test_one_row_never_moves_a_long_sum_by_more_than_the_sensitivity(monkeypatch
     assert n * abs(means[0] - means[1]).max() == pytest.approx(1, abs=0.02)
 
 
-def test_fresh_noise_sensitivity_is_never_exceeded():
-    rng = np.random.default_rng(0)
-    n, worst = 5, 0.0
-    for _ in range(3000):
-        K, V = rng.random((n, 2)), rng.choice([-1.0, 1.0], (n, 2))
-        K = np.round(K) if rng.random() < 0.5 else K
-        q = np.ones((1, 2))
-        K2, V2 = K.copy(), V.copy()
-        K2[0], V2[0] = np.round(rng.random(2)), rng.choice([-1.0, 1.0], 2)
-        attend = lambda K, V, q=q: (np.exp(q @ K.T / 2) / np.exp(q @ K.T / 2).sum()) @ V  # noqa: E731
-        worst = max(worst, np.linalg.norm(attend(K, V) - attend(K2, V2)))
-    z = 0.5  # (R/2)‖q‖₁/d
-    bound = 2 * np.sqrt(2) / (1 + (n - 1) * np.exp(-2 * z))
-    assert 0.8 * bound < worst <= bound * (1 + 1e-12)
-
-
 def test_what_fills_the_last_chunk_of_rows_is_not_summed(monkeypatch):
     """Zeros are keys too, away from the centre, and would count as rows."""
     K, V, _ = memory(200, 2)
@@ -278,10 +254,6 @@ def test_fresh_noise_is_for_the_row_that_moves_each_answer_most(domain, monkeypa
     # Each of the two answers has half of the squares.
     moved = np.linalg.norm((here - there) / declared, axis=1)
     np.testing.assert_allclose(moved, math.sqrt(0.5), rtol=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Noise
 
 
 @pytest.mark.slow

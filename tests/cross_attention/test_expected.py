@@ -51,13 +51,10 @@ CASES = {
         3000, 8, 3, {"domain": "ball", "scale": 0.7, "features": "random", "num_features": 256}
     ),
 }  # fmt: skip
-MORE = ("ball", "a bias that is larger than the noise", "more noise than attention")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in MORE else ()) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::dpx.cross_attention.MemoryWarning")
 def test_the_expected_error_is_the_measured_one(name):
     """Within a factor 1.3, of memories that the test draws itself, as the model says."""
@@ -91,31 +88,23 @@ def test_the_bias_is_the_error_without_noise():
 def test_features_are_chosen_by_what_is_told_apart_and_the_expected_error():
     """Higher degrees for larger budgets, the mean for none, and never a worse choice than by hand."""
     about = {**UNIT, "domain": "ball", "value_domain": "simplex", "delta": 1e-6}
-    chosen = {
-        epsilon: cross_attention.expected_error(
-            5000, 16, 5, **about, scale=1 / 3, epsilon=epsilon, features="auto"
-        )
-        for epsilon in (1e-4, 1.0, 30.0)
-    }
-    degrees = [chosen[epsilon].degree for epsilon in chosen]
+
+    def expect(epsilon, n=5000, scale=1 / 3, **features):
+        features |= about | {"epsilon": epsilon, "scale": scale}
+        return cross_attention.expected_error(n, 16, 5, **features)
+
+    chosen = {epsilon: expect(epsilon, features="auto") for epsilon in (1e-4, 1.0, 30.0)}
+    degrees = [found.degree for found in chosen.values()]
     assert degrees[0] == 0
     assert degrees == sorted(degrees)
     assert degrees[2] >= 4
     for epsilon, found in chosen.items():
-        by_hand = [
-            cross_attention.expected_error(
-                5000, 16, 5, **about, scale=1 / 3, epsilon=epsilon, degree=d
-            )
-            for d in (0, 2, 4)
-        ]
+        by_hand = [expect(epsilon, degree=degree) for degree in (0, 2, 4)]
         least = 0.5 + 0.9 * (max(other.told_apart for other in by_hand) - 0.5)
         assert found.told_apart >= least or found.degree == 0
         as_good = [other for other in by_hand if other.told_apart >= max(least, found.told_apart)]
         assert found.error <= min((other.error for other in as_good), default=np.inf)
-    temperatures = [
-        cross_attention.expected_error(n, 16, 5, **about, epsilon=1.0, features="auto").scale
-        for n in (1000, 10**6)
-    ]
+    temperatures = [expect(1.0, n, None, features="auto").scale for n in (1000, 10**6)]
     assert temperatures[0] > temperatures[1]  # more rows bear more detail
 
 

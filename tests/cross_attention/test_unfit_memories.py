@@ -66,13 +66,6 @@ def test_queries_are_real_numbers():
         Domain.declare(K, V, **BOX).check_queries(Q * (1 + 1j))
 
 
-def test_trees_of_distances_have_a_bound_for_each_coordinate():
-    with pytest.raises(ValueError, match=r"bound has shape \(3,\)"):
-        cross_attention.DPTreeHighDim.build(
-            KEY, K, np.ones(6), bound=[1.0, 1.0, 1.0], weight_bound=1.0, **BUDGET
-        )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["box", "ball"])
 def test_a_row_at_the_edge_counts_however_large_its_logit_is(kind):

@@ -1539,29 +1539,29 @@ FAULTS = (
     Fault(
         "every level of a Gaussian tree has the whole budget",
         "dpx/cross_attention/trees/node_noise.py",
-        "return sensitivity * multiplier * np.sqrt(depth * worst.sum() / worst)",
-        "return sensitivity * multiplier * np.sqrt(worst.sum() / worst)",
+        "return sensitivity * np.sqrt(depth * worst.sum() / worst)",
+        "return sensitivity * np.sqrt(worst.sum() / worst)",
         "tests/cross_attention/test_tree_sums.py::test_gaussian_noise_spends_exactly_the_budget",
     ),
     Fault(
         "every moment of a truncated Laplace tree has the whole budget",
         "dpx/cross_attention/trees/node_noise.py",
-        "count = depth * (power + 1) * len(ranges)",
-        "count = depth * len(ranges)",
+        "count = depth * (power + 1) * len(ranges) * columns * copies",
+        "count = depth * len(ranges) * columns * copies",
         PRICE.format("DPTreeHighDim, truncated Laplace"),
     ),
     Fault(
         "every column of a truncated Laplace tree has the whole budget",
-        "dpx/cross_attention/trees/structures.py",
-        "levels * count * columns * copies)",
-        "levels * count * copies)",
+        "dpx/cross_attention/trees/node_noise.py",
+        "len(ranges) * columns * copies",
+        "len(ranges) * copies",
         PRICE.format("trees, truncated Laplace"),
     ),
     Fault(
         "every copy of a tree has the whole budget",
-        "dpx/cross_attention/trees/structures.py",
-        "change *= math.sqrt(copies)",
-        "change *= 1",
+        "dpx/cross_attention/trees/node_noise.py",
+        "math.sqrt(copies) * sensitivity",
+        "sensitivity",
         REPLACED.format("trees, two copies"),
     ),
     Fault(
@@ -1573,9 +1573,9 @@ FAULTS = (
     ),
     Fault(
         "all trees have the same noise",
-        "dpx/cross_attention/trees/distances.py",
-        "return jax.lax.map(one, (jax.random.split(key, count), leaves, nodes))",
-        "return jax.lax.map(one, (jnp.stack([key] * count), leaves, nodes))",
+        "dpx/cross_attention/trees/node_sums.py",
+        "(jax.random.split(key, len(leaves)), leaves, nodes)",
+        "(jnp.stack([key] * len(leaves)), leaves, nodes)",
         REPLACED.format("DPTreeHighDim"),
     ),
     # -----------------------------------------------------------------------------------------------------
@@ -1611,14 +1611,14 @@ FAULTS = (
     ),
     Fault(
         "√2 is missing in the joint sensitivity of the second moments",
-        "dpx/noisy_head/one_shot.py",
+        "dpx/noisy_head/moment_sums.py",
         "return 2 * math.sqrt(2) * G**2, 2 * C * G",
         "return 2 * G**2, 2 * C * G",
         "tests/noisy_head/test_noisy_head_sensitivity.py::test_joint_sensitivity_under_attack",
     ),
     Fault(
         "half of the noise is taken off the second moments",
-        "dpx/noisy_head/one_shot.py",
+        "dpx/noisy_head/moment_sums.py",
         "    values, vectors = _eigh(pair_symmetric(H.reshape((dim,) * 4)))",
         "    H = (H + exact[0]) / 2\n    values, vectors = _eigh(pair_symmetric(H.reshape((dim,) * 4)))",
         REPLACED.format("NoisyHead, one shot"),
@@ -3088,8 +3088,8 @@ FAULTS = (
     Fault(
         "rounding is missing in the noise of trees of a memory",
         "dpx/cross_attention/trees/structures.py",
-        "change = 2 * domain.value_norm + leaf_sums.rounding(longest, columns)",
-        "change = 2 * domain.value_norm",
+        "change = 2 * constant(domain, noise) + rounding",
+        "change = 2 * constant(domain, noise)",
         "tests/cross_attention/test_declared_noise.py::test_gaussian_trees_of_a_memory_cover_the_rounding_of_a_row",
     ),
     Fault(
@@ -4131,8 +4131,8 @@ FAULTS = (
     Fault(
         "traced columns of 32 bits are summed in 32 where the guarantee says nothing of rounding",
         "dpx/gram/columns.py",
-        "wide = jnp.promote_types(X.dtype, jnp.result_type(float))",
-        "wide = X.dtype",
+        "X.astype(jnp.promote_types(X.dtype, jnp.result_type(float)))",
+        "X",
         "tests/test_rounded_sums.py::test_where_nothing_is_said_sums_have_64_bits[Gram]",
     ),
 )

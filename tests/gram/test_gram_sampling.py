@@ -10,27 +10,16 @@ from scipy import stats
 
 from dpx import gram
 from dpx.gram import accounting, wishart
-from dpx.gram.columns import clipped_gram
+from dpx.gram.columns import clipped_gram, traced_exact_gram
 from dpx.noise import coupled
 
 KEY = jax.random.key(6)
-TERMS = {
-    "column_bound": 1.0,
-    "max_column_change": None,
-    "eta": 200.0,
-    "calibration": "exact",
-    "neighboring": "replace_one",
-}
+TERMS = {"column_bound": 1.0, "max_column_change": None, "eta": 200.0}
+TERMS |= {"calibration": "exact", "neighboring": "replace_one"}
 # One column of norm 1 more, at n = 1: what the low bits of a release told of.
 HERE, THERE = np.array([[0.3, 0.7, 0.2]]), np.array([[0.3, 0.7, 0.2, 1.0]])
-ABOUT = {
-    "epsilon": 1.0,
-    "delta": 1e-6,
-    "column_bound": 1.0,
-    "mechanism": "sampling",
-    "eta": 20.0,
-    "neighboring": "add_or_remove_one",
-}
+ABOUT = {"epsilon": 1.0, "delta": 1e-6, "column_bound": 1.0, "mechanism": "sampling", "eta": 20.0}
+ABOUT |= {"neighboring": "add_or_remove_one"}
 
 
 def factors(covariance, k, count):
@@ -146,14 +135,8 @@ def test_what_is_left_of_the_budget_covers_the_samples(epsilon, n, eta, calibrat
     cost = wishart.price(k, x, **terms)
     change = wishart._change(**terms)
     own = delta * math.exp(-cost) * (1 - 1e-12)
-    spent = gram.sampling_epsilon(
-        k,
-        own,
-        column_bound=1.0,
-        eta=1 / change,
-        n=n,
-        neighboring="add_or_remove_one",
-    )
+    one = {"column_bound": 1.0, "eta": 1 / change, "n": n, "neighboring": "add_or_remove_one"}
+    spent = gram.sampling_epsilon(k, own, **one)
     assert spent + 2 * cost <= epsilon * (1 + 1e-9)
     lost = math.exp(-x) + math.exp(spent + cost - x)
     assert math.exp(cost) * own + lost <= delta
@@ -188,9 +171,9 @@ def test_compiled_it_is_the_same_in_64_bits_and_refused_in_32():
 def test_columns_that_are_traced_are_rounded_to_the_same_integers():
     X = np.random.default_rng(0).normal(size=(4, 2**16 + 5)) / 2
     X[:, 7], X[0, 9] = np.nan, np.inf
-    expected, _ = clipped_gram(X, 1.5, whole=True)
+    expected, _ = clipped_gram(X, 1.5)
     with jax.enable_x64(True):
-        found = jax.jit(lambda X: clipped_gram(X, 1.5, whole=True)[0])(X)
+        found = jax.jit(traced_exact_gram)(X, 1.5)
     assert found.dtype == np.int64
     # A division may round differently, once in a million entries.
-    np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)

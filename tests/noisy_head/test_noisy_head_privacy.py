@@ -1,7 +1,6 @@
 """The private fits of dpx.noisy_head: what they compute, their noise, misuse."""
 
 import math
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -171,16 +170,8 @@ def test_same_key_same_fit_under_vmap_and_jit():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon=0"),
-        ({"epsilon": math.nan}, "epsilon=nan"),
-        ({"delta": 0.0}, "delta=0"),
-        ({"delta": 1.0}, "delta=1"),
-        ({"steps": 0}, "steps=0"),
-        ({"steps": 2.5}, "steps=2.5"),
-        ({"step_size": 0.0}, "step_size=0"),
         ({"step_size": 0.4}, "step_size=0.4 does not contract: use less than 0.305"),
         ({"step_size": 0.2, "objective": "paper"}, "less than 0.173"),
-        ({"regularization": 0.0}, "regularization=0"),
         ({"accounting": "rdp"}, "accounting='rdp'"),
         ({"sensitivity": "loose"}, "sensitivity='loose'"),
         ({"objective": "lasso"}, "objective='lasso'"),
@@ -225,9 +216,8 @@ def test_bounds_in_range_are_released_finite(size):
 
 
 def test_a_guarantee_says_what_its_user_must_see_to(monkeypatch):
-    monkeypatch.setattr(
-        descent, "noisy_descent", lambda *_, **__: None
-    )  # what is released does not matter
+    # What is released does not matter.
+    monkeypatch.setattr(descent, "noisy_descent", lambda *_, **__: None)
     arguments = {**SETTINGS, "epsilon": 1.0}
     made = [
         noisy_head.fit(jax.random.key(0), features_of(5), HYPER, **arguments, **options)
@@ -248,9 +238,8 @@ def test_a_guarantee_says_what_its_user_must_see_to(monkeypatch):
 def test_noise_of_one_release_covers_the_rounding_of_features(traced, monkeypatch):
     """Sums of integers, and of floats under `jit`, whose noise is the same."""
     given = []
-    module = sys.modules["dpx.noisy_head.one_shot"]  # a function has its name
-    monkeypatch.setattr(module, "_one_shot", lambda *args: given.append(args[-1]))
-    monkeypatch.setattr(moment_sums, "ridge_of", lambda *args: given.append(args[-1]))
+    for name in ("_one_shot", "ridge_of"):
+        monkeypatch.setattr(moment_sums, name, lambda *args: given.append(args[-1]))
     hyper, features = noisy_head.HyperParameters(1.5, 0.8, 1.0), features_of(5, dim=3)
     options = {"regularization": 1.0, "noise_multiplier": 1.0}
     if traced:
@@ -262,11 +251,3 @@ def test_noise_of_one_release_covers_the_rounding_of_features(traced, monkeypatc
     longest = 0.8 * (1 + 2 * 2.0**-18)
     expected = 2 * math.sqrt(2) * longest**2, 2 * 1.5 * longest
     np.testing.assert_allclose(given, [expected], rtol=1e-12)
-
-
-def test_one_shot_misuse():
-    features = features_of(5)
-    good = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
-    for name, value in (("regularization", 0.0), ("epsilon", -1.0), ("delta", 2.0)):
-        with pytest.raises(ValueError, match=f"{name}={value}"):
-            noisy_head.fit_one_shot(jax.random.key(0), features, HYPER, **{**good, name: value})

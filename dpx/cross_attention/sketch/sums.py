@@ -68,9 +68,8 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w. Both factors, the second in units of `largest`,
     have norms of at most 1, and are rounded to multiples of 1/2¹⁸ (`dpx.noise.secure`). The sum of integers
     does not depend on the order of rows or on blocks. Features are computed by a compiled program, whose last
-    bit
-    may depend on the number of rows that it is given: about one entry of φ in 1e11 is then rounded the other
-    way.
+    bit may depend on the number of rows that it is given: about one entry of φ in 1e11 is then rounded the
+    other way.
     """
     heads, n = K.shape[:-2], K.shape[-2]
     K = _inside(np.asarray(K, np.float64), domain)
@@ -82,11 +81,8 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
         rows = [a[head, start : start + chunk] for a in (K, V)]
         size = len(rows[0])
-        padding = [
-            (0, (1 << (size - 1).bit_length()) - size),
-            (0, 0),
-        ]  # so that few sizes are compiled
-        rows = (np.pad(a, padding) for a in rows)
+        missing = (1 << (size - 1).bit_length()) - size  # so that few sizes are compiled
+        rows = (np.pad(a, [(0, missing), (0, 0)]) for a in rows)
         total[head] += np.asarray(_whole_chunk(*rows, size, features, domain, largest=largest))
     return total.reshape(*heads, count, -1)
 
@@ -107,10 +103,13 @@ def _whole_rows_at_once(num_features: int) -> int:
     return 1 << min(2**16, max(16, _WHOLE_ELEMENTS // num_features)).bit_length() - 1
 
 
-def needed_bytes(features: Features, domain: Domain, heads: int = 1) -> int:
+def needed_bytes(num_features: int, domain: Domain, heads: int = 1) -> int:
     """The memory of a release beside its rows, in bytes: features of a chunk, and 64-bit sums with noise."""
-    arrays = 5 * _whole_rows_at_once(features.num_features) + 4 * heads * (1 + domain.value_dim)
-    return 8 * features.num_features * arrays
+    return (
+        8
+        * num_features
+        * (5 * _whole_rows_at_once(num_features) + 4 * heads * (1 + domain.value_dim))
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))

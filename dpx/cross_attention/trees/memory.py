@@ -37,7 +37,7 @@ from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.cross_attention.trees import leaf_sums, node_noise, structures
-from dpx.cross_attention.trees.node_sums import num_bins
+from dpx.cross_attention.trees.node_sums import distance_tables, num_bins
 from dpx.noise import check_finite, check_size, secure
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 from dpx.release import Partial, are_summed, total
@@ -163,37 +163,31 @@ def build(
         unknown or that the budget does not allow, or arrays that do not fit together.
     """
     secure.check(key, False)
-    if are_summed(K):
-        bins = num_bins(_validate.check_integer(bins, "bins"), 1)
-    else:
-        n = _check_rows(K, V, domain)
-        if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
-            bins = min(n, 1024)
-        bins = num_bins(bins, n)
+    n = None if are_summed(K) else _check_rows(K, V, domain)
+    if n and bins is None and not (noise == "truncated_laplace" and budget == "paper"):
+        bins = min(n, 1024)
+    bins = num_bins(bins, n)
     about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
-    nodes, guarantee = _planned(
-        **about, epsilon=epsilon, delta=delta, copies=copies, bins=bins, clip=clip
-    )
+    options = about | {"bins": bins, "clip": clip}
+    nodes, guarantee = _planned(**options, epsilon=epsilon, delta=delta, copies=copies)
     if is_traced(K, V):
         K, V = domain.enter(K, V, clip=clip)
         known, unit = (key, K, V), 1.0
         with wide_sums(*known):
-            leaves = structures.traced_leaves(K, V, domain, features, noise, budget, bins)
+            leaves = structures.traced_leaves(K, V, **about, bins=bins)
     else:
-        options = about | {"bins": bins, "clip": clip}
         summed = total(functools.partial(statistic, **options), K, V)
         (leaves,) = summed.check("trees of a memory", **options).sums
         n, leaves = summed.num_records, leaves.astype(np.float64)
         known, unit = (key,), leaf_sums.unit(structures.longest_weights(domain, noise))
     dtype = jnp.result_type(float)
     with wide_sums(*known):
-        tables = structures.tables(key, leaves, nodes, copies, unit)
+        tables = distance_tables(jax.random.split(key, copies), leaves, nodes, unit)
         # In the trees, the constant column has the value for which the noise was calibrated.
         tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
         tables = check_finite(tables.astype(dtype), "a table of trees")
-        return Trees(
-            tables, domain, features, budget, n, guarantee.assuming(*rounding_assumption(*known))
-        )
+        guarantee = guarantee.assuming(*rounding_assumption(*known))
+        return Trees(tables, domain, features, budget, n, guarantee)
 
 
 def statistic(
@@ -212,16 +206,11 @@ def statistic(
       block: K (n, d) and V (n, d_v); blocks may have different n.
       domain, features, bins, clip, noise, budget: As in `build`.
     """
-    K, V = block
-    n, bins = _check_rows(K, V, domain), num_bins(_validate.check_integer(bins, "bins"), 1)
+    _check_rows(*block, domain)
+    bins = num_bins(bins)
     structures.check(domain, features, noise, budget)
-    K, V = domain.enter(K, V, clip=clip)
-    sums = structures.whole_leaves(K, V, domain, features, noise, budget, bins)
-    largest = leaf_sums.largest(len(sums), structures.MOMENTS - 1, 1 + domain.value_dim)
-    options = {"domain": domain, "features": features, "bins": bins, "clip": clip}
-    return Partial(
-        "trees of a memory", options | {"noise": noise, "budget": budget}, (sums,), n, largest
-    )
+    K, V = domain.enter(*block, clip=clip)
+    return structures.partial(K, V, domain, features, noise, budget, bins, clip)
 
 
 def _check_rows(K, V, domain: Domain) -> int:

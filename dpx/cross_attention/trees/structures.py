@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,7 @@ from dpx import _validate
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, check_features
 from dpx.cross_attention.trees import leaf_sums, node_noise
-from dpx.cross_attention.trees.node_sums import distance_table, distances, leaf_moments
-from dpx.noise import TruncatedLaplace
+from dpx.cross_attention.trees.node_sums import distances, leaf_moments
 
 MOMENTS = 3  # the moments of each feature: p + 1 for p = 2
 
@@ -54,23 +54,17 @@ def noise_of(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delt
 
     Replacing a row moves a level by 2·V in l2, and each column of it by 2·R_w in l1, plus rounding.
     """
-    count, columns = len(ranges), 1 + domain.value_dim
-    longest = longest_weights(domain, noise)
-    if noise == "gaussian":
-        change = 2 * domain.value_norm + leaf_sums.rounding(longest, columns)
-        change *= math.sqrt(copies)
-        return node_noise.gaussian_nodes(ranges, MOMENTS - 1, depth, change, epsilon, delta)
+    gaussian, columns = noise == "gaussian", 1 + domain.value_dim
+    rounding = leaf_sums.rounding(longest_weights(domain, noise), columns if gaussian else 1)
+    change = 2 * constant(domain, noise) + rounding
+    power = MOMENTS - 1
+    if budget == "exact" or gaussian:
+        shared = (change, epsilon, delta, columns, copies)
+        return node_noise.calibrated(noise, ranges, power, depth, *shared)
     levels = depth * MOMENTS
-    if budget == "exact":
-        shares = [
-            node_noise.split_budget(epsilon, delta, levels * count * columns * copies)
-        ] * count
-    else:
-        first, others = node_noise.paper_budget(epsilon, delta, count - 1, columns * copies)
-        shares = [(e / levels, d / levels) for e, d in [first] + [others] * (count - 1)]
-    change = 2 * domain.value_bound + leaf_sums.rounding(longest, 1)
-    laws = [TruncatedLaplace.calibrate(change, e, d) for e, d in shares]
-    return node_noise.laplace_nodes(laws, MOMENTS - 1, depth * change), None
+    first, others = node_noise.paper_budget(epsilon, delta, len(ranges) - 1, columns * copies)
+    shares = [(e / levels, d / levels) for e, d in [first] + [others] * (len(ranges) - 1)]
+    return node_noise.laplace_nodes(shares, power, depth, change), None
 
 
 def constant(domain: Domain, noise: str) -> float:
@@ -83,9 +77,8 @@ def longest_weights(domain: Domain, noise: str) -> float:
     return math.hypot(constant(domain, noise), domain.value_norm)
 
 
-def whole_leaves(K, V, domain: Domain, features, noise: str, budget: str, bins: int) -> np.ndarray:
-    """The sums of all leaves over the rows, as integers: (S, bins, 3, 1 + d_v) int64."""
-    unit = np.clip(np.asarray(K, np.float64) / domain.key_bound, 0, 1)
+def partial(K, V, domain: Domain, features, noise: str, budget: str, bins: int, clip: bool):
+    """The exact sums of all leaves over the rows."""
     V = np.asarray(V, np.float64)
     # Rows were clipped to bounds in 32 bits, which may exceed those in 64 bits.
     if domain.value_domain == "ball":
@@ -93,16 +86,23 @@ def whole_leaves(K, V, domain: Domain, features, noise: str, budget: str, bins: 
         V = V * (domain.value_bound / np.maximum(length, domain.value_bound))
     V = np.clip(V, -domain.value_bound, domain.value_bound)
     weights = np.concatenate([np.full((len(V), 1), constant(domain, noise)), V], axis=1)
+    options = {"domain": domain, "features": features, "bins": bins, "clip": clip}
+    options |= {"noise": noise, "budget": budget, "power": MOMENTS - 1}
+    structures = _structures(np.asarray(K, np.float64), domain, features, budget)
+    longest = longest_weights(domain, noise)
+    return leaf_sums.partial("trees of a memory", options, structures, weights, longest)
+
+
+def _structures(K: np.ndarray, domain: Domain, features, budget: str) -> Iterator[np.ndarray]:
+    """Yields the feature of each structure, (n,) within [0, 1], as a share of its range."""
+    unit = np.clip(K / domain.key_bound, 0, 1)
     index, own, assumed = of_features(domain, features, budget)
-    leaves = []
     for exponents, share in zip(features.exponents[index], own / assumed, strict=True):
         x = np.full(len(unit), share)
         for coordinate, exponent in enumerate(exponents):
             for _ in range(exponent):
                 x = x * unit[:, coordinate]
-        longest = longest_weights(domain, noise)
-        leaves.append(leaf_sums.leaf_sums(x, weights, longest, MOMENTS - 1, bins))
-    return np.stack(leaves)
+        yield x
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "features", "noise", "budget", "bins"))
@@ -122,22 +122,6 @@ def traced_leaves(K, V, domain: Domain, features, noise: str, budget: str, bins:
     return jax.lax.map(structure, (jnp.asarray(features.exponents[index]), shares))
 
 
-@functools.partial(jax.jit, static_argnames="copies")
-def tables(key, leaves, nodes: node_noise.NodeNoise, copies: int, unit: float) -> jax.Array:
-    """The noisy tables of all structures: leaves (S, bins, 3, c) -> (copies, S, bins, 3, c)."""
-
-    def structure(args):
-        structure_key, leaves, own = args
-        own = jax.tree.map(lambda a: a[:, None], own)
-        return distance_table(structure_key, leaves, own, parts=parts, unit=unit)
-
-    def copy(copy_key):
-        return jax.lax.map(structure, (jax.random.split(copy_key, len(leaves)), leaves, nodes))
-
-    parts = copies * len(leaves)
-    return jax.lax.map(copy, jax.random.split(key, copies))
-
-
 @functools.partial(jax.jit, static_argnames=("domain", "features", "budget", "n"))
 def read(tables, Q: jax.Array, domain: Domain, features, budget: str, n: int) -> jax.Array:
     """The noisy sums Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale} of n rows: (m, d) -> (m, 1 + d_v)."""
@@ -145,9 +129,8 @@ def read(tables, Q: jax.Array, domain: Domain, features, budget: str, n: int) ->
     ranges = jnp.asarray(ranges, tables.dtype)
 
     def one_copy(table):
-        total = (
-            (ranges[0] ** 2 * table[0, 0, -1]).at[0].set(n * domain.value_norm)
-        )  # Σ w is the distance of all ones to 0
+        # Σ w is the distance of all ones to 0.
+        total = (ranges[0] ** 2 * table[0, 0, -1]).at[0].set(n * domain.value_norm)
         # With the paper's budget, the constant feature is read from its own structure, with more noise.
         known = jnp.zeros_like(total) if budget == "paper" else total
 
@@ -156,12 +139,9 @@ def read(tables, Q: jax.Array, domain: Domain, features, budget: str, n: int) ->
             distance = distances(table[1:], y)
             squares = table[1:, 0, -1]  # the distances to 0
             cosines = squares + jnp.square(y)[:, None] * total - distance
-            return known + 0.5 * jnp.einsum(
-                "a,ac->c",
-                jnp.square(ranges[1:]),
-                cosines,
-                precision=jax.lax.Precision.HIGHEST,
-            )
+            highest = jax.lax.Precision.HIGHEST
+            sums = jnp.einsum("a,ac->c", jnp.square(ranges[1:]), cosines, precision=highest)
+            return known + 0.5 * sums
 
         return jax.lax.map(chunk, Q, batch_size=256)
 
