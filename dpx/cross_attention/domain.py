@@ -14,7 +14,7 @@ from dp_accounting import NeighboringRelation
 from jax.typing import ArrayLike
 
 from dpx._numerics import into_ball, into_simplex, is_traced
-from dpx._validate import check_positive, check_real, check_relation
+from dpx._validate import check_choice, check_positive, check_real, check_relation
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
@@ -55,15 +55,8 @@ class Domain:
     neighboring: NeighboringRelation = REPLACE_ONE
 
     def __post_init__(self):
-        if self.kind not in ("box", "ball"):
-            raise ValueError(
-                f'domain={self.kind!r} is not known: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
-            )
-        if self.value_domain not in ("box", "ball", "simplex"):
-            raise ValueError(
-                f'value_domain={self.value_domain!r} is not known: use "box" for values within ±R_w, '
-                '"ball" for ‖v‖ ≤ R_w or "simplex" for v ≥ 0 that add up to R_w'
-            )
+        check_choice(self.kind, "domain", ("box", "ball"))
+        check_choice(self.value_domain, "value_domain", ("box", "ball", "simplex"))
         relation = check_relation(self.neighboring, "neighboring")
         if relation not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
             raise ValueError(

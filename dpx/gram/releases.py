@@ -25,7 +25,7 @@ from dpx._validate import (
     check_relation,
 )
 from dpx.gram import mechanisms, wishart
-from dpx.gram.accounting import sensitivity
+from dpx.gram.accounting import Columns, Sampling
 from dpx.gram.columns import clipped_gram, leading_rows, traced_exact_gram, traced_gram
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
 from dpx.release import Partial, are_summed, total
@@ -126,9 +126,11 @@ def release(
         `jit` with 64-bit types off.
     """
     check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
-    bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
-    column_bound, max_column_change = bounds["column_bound"], bounds["max_column_change"]
-    mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
+    check_epsilon(epsilon)
+    check_delta(delta)
+    bounds = Columns(column_bound, max_column_change, neighboring)
+    column_bound = bounds.column_bound
+    mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, bounds)
     eta = None if eta is None else check_number(eta, "eta")
     noise.secure.check(key, secure)
     sampled, exact = mechanism == "sampling", None
@@ -140,10 +142,10 @@ def release(
     else:
         n, X = leading_rows(X)
     if sampled:
-        options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
-        planned = wishart.plan(epsilon, delta, n=n, **options, **bounds)
+        terms: Any = {"eta": eta, "n": n, "calibration": calibration, **vars(bounds)}
+        planned = wishart.plan(epsilon, delta, Sampling(**terms), shifted=not assume_good)
     else:
-        planned = mechanisms.gaussian(epsilon, delta, n=n, **bounds)
+        planned = mechanisms.gaussian(epsilon, delta, n, bounds)
     if isinstance(X, Tracer) and not secure:
         if not clip:
             raise ValueError(
@@ -170,12 +172,10 @@ def release(
         guarantee=PrivacyGuarantee(
             epsilon=epsilon,
             delta=delta,
-            neighboring=bounds["neighboring"],
-            unit=_unit(column_bound, max_column_change),
+            neighboring=check_relation(bounds.neighboring, "neighboring"),
+            unit=_unit(bounds),
             mechanism=planned.described,
-            assumptions=_assumptions(
-                column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
-            ),
+            assumptions=_assumptions(bounds, eta, clip, assume_good),
             event=planned.event,
         ).assuming(*(() if sampled else rounding_assumption(key, gram))),
         num_samples=planned.num_samples,
@@ -198,19 +198,6 @@ def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
     options = {"column_bound": column_bound, "clip": clip, "n": n}
     longest = noise.secure.norm_bound(noise.secure.FACTOR_STEPS, n)
     return Partial("Gram matrix", options, (matrix,), columns, longest**2)
-
-
-def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring) -> dict[str, Any]:
-    check_epsilon(epsilon)
-    check_delta(delta)
-    sensitivity(column_bound, max_column_change, neighboring)
-    # In 64 bits, since results computed from 16-bit numbers, the noise among them, would have 16 bits.
-    change = max_column_change
-    return {
-        "column_bound": float(column_bound),
-        "max_column_change": None if change is None else float(change),
-        "neighboring": check_relation(neighboring, "neighboring"),
-    }
 
 
 def as_printed() -> dict[str, Any]:
@@ -241,24 +228,25 @@ def planned_guarantee(
         epsilon,
         delta,
         neighboring=neighboring,
-        unit=_unit(column_bound, max_column_change),
+        unit=_unit(Columns(column_bound, max_column_change, neighboring)),
         mechanism="XXᵀ + symmetric Gaussian noise",
     )
 
 
-def _unit(column_bound: float, max_column_change: float | None) -> str:
-    if max_column_change is None or max_column_change >= 2 * column_bound:
+def _unit(bounds: Columns) -> str:
+    change = bounds.max_column_change
+    if change is None or change >= 2 * bounds.column_bound:
         return "column of X"
-    return f"column of X, moved by at most max_column_change={max_column_change:g}"
+    return f"column of X, moved by at most max_column_change={change:g}"
 
 
-def _assumptions(
-    column_bound, eta, clip: bool, assume_good: bool, comes_or_goes: bool
-) -> tuple[str, ...]:
-    public = "number of rows of X is" if comes_or_goes else "shape of X is"
-    stated = [f"the {public} public"]
+def _assumptions(bounds: Columns, eta, clip: bool, assume_good: bool) -> tuple[str, ...]:
+    comes_or_goes = bounds.neighboring is ADD_OR_REMOVE_ONE
+    stated = [f"the {'number of rows' if comes_or_goes else 'shape'} of X is public"]
     if not clip:
-        stated.append(f"data within the declared bounds: columns of norm at most {column_bound:g}")
+        stated.append(
+            f"data within the declared bounds: columns of norm at most {bounds.column_bound:g}"
+        )
     if assume_good:
         stated.append(
             f"XXᵀ ⪰ eta·I with eta={eta:g}, for X and for its neighbours once columns are rounded; this is "

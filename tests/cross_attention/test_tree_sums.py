@@ -21,13 +21,29 @@ def brute_force(x, w, y, power, bounds, bins):
     return np.einsum("mnd,n->m", apart, w)
 
 
-def records(n=40, dim=3, seed=0):
-    rng = np.random.default_rng(seed)
-    bounds = np.array([1.0, 2.0, 0.3])[:dim]
-    x, y = rng.random((n, dim)) * bounds, rng.random((7, dim)) * bounds
+def records(n=40):
+    rng, bounds = np.random.default_rng(0), np.array([1.0, 2.0, 0.3])
+    x, y = rng.random((n, 3)) * bounds, rng.random((7, 3)) * bounds
     x[0] = y[0] = bounds  # the upper end belongs to the last bin
     x[1] = 0
     return *(a.astype(np.float32) for a in (x, rng.uniform(-2, 2, n), y)), bounds
+
+
+X, W, Y, BOUNDS = records()
+
+
+def build(x=X, w=W, **options):
+    about = {"bound": BOUNDS, "weight_bound": 2.0, "bins": 16, **EXACT} | options
+    return trees.DPTreeHighDim.build(KEY, x, w, **about)
+
+
+def line(x, w, **options):
+    about = {"bound": 1.0, "weight_bound": 1.0, "bins": 2, **EXACT} | options
+    return trees.DPTreeDistance.build(KEY, x, w, **about)
+
+
+def sums(values, **options):
+    return trees.DPTree.build(KEY, values, **{"sensitivity": 2.0, **EXACT} | options)
 
 
 @pytest.mark.slow
@@ -36,20 +52,19 @@ def records(n=40, dim=3, seed=0):
     [("gaussian", 1), ("gaussian", 2), ("gaussian", 3), ("truncated_laplace", 3)],
 )
 def test_distances_without_noise_are_brute_force(noise, power):
-    x, w, y, bounds = records()
-    options = {"weight_bound": 2.0, "power": power, "noise": noise, "bins": 16, **EXACT}
+    options = {"power": power, "noise": noise}
     noiseless = {"rtol": 1e-3, "atol": 0.4 if noise == "gaussian" else 2e-3}
-    got = trees.DPTreeHighDim.build(KEY, x, w, bound=bounds, **options).query(y)
-    np.testing.assert_allclose(got, brute_force(x, w, y, power, bounds, 16), **noiseless)
-    one = trees.DPTreeDistance.build(KEY, x[:, 1], w, bound=2.0, **options)
-    want = brute_force(x[:, 1:2], w, y[:, 1:2], power, bounds[1:], 16)
-    np.testing.assert_allclose(one.query(y[:, 1]), want, **noiseless)
+    want = brute_force(X, W, Y, power, BOUNDS, 16)
+    np.testing.assert_allclose(build(**options).query(Y), want, **noiseless)
+    one = line(X[:, 1], W, bound=2.0, weight_bound=2.0, bins=16, **options)
+    want = brute_force(X[:, 1:2], W, Y[:, 1:2], power, BOUNDS[1:2], 16)
+    np.testing.assert_allclose(one.query(Y[:, 1]), want, **noiseless)
 
 
 @pytest.mark.slow
 def test_sums_without_noise_are_brute_force():
     values = np.random.default_rng(0).uniform(-1, 1, 11)  # padded to 16
-    tree = trees.DPTree.build(KEY, values, sensitivity=2.0, bound=3.0, **EXACT)
+    tree = sums(values, bound=3.0)
     padded = np.pad(values, (0, 5))
     for y in np.linspace(0, 3, 31):
         leaf = min(int(np.float32(y / 3) * 16), 15)
@@ -120,40 +135,27 @@ def test_audit_accepts_the_tree_and_catches_a_released_root():
 @pytest.mark.parametrize("noise", node_noise.NOISES)
 def test_audit_of_a_whole_distance_structure(noise):
     """A likelihood-ratio-like statistic over all that two-leaf trees release stays below the claim."""
-    epsilon, delta = 1.0, 1e-2
-    options = {"bound": 1.0, "weight_bound": 1.0, "bins": 2, "noise": noise}
+    budget = {"epsilon": 1.0, "delta": 1e-2}
 
     def release(key, w):
-        weights = jnp.zeros(3).at[0].set(w)
-        tree = trees.DPTreeDistance.build(
-            key, np.ones(3), weights, epsilon=epsilon, delta=delta, **options
-        )
+        weights, about = jnp.zeros(3).at[0].set(w), {"bound": 1.0, "weight_bound": 1.0, "bins": 2}
+        tree = trees.DPTreeDistance.build(key, np.ones(3), weights, noise=noise, **about, **budget)
         return tree.table[0, 0, :, 0]  # the three moments of the right leaf, seen from the left one
 
     stds = np.ones(3) if noise == "truncated_laplace" else 1 / np.sqrt([1.0, 2.0, 1.0])
     keys = jax.random.split(jax.random.key(5), (2, 40_000))
-    direction = np.array([1, -1, 1]) / stds**2
-    statistics = [
-        np.asarray(jax.vmap(release, in_axes=(0, None))(k, w)) @ direction
-        for k, w in zip(keys, (1.0, -1.0), strict=True)
-    ]
-    bound = audit.epsilon_lower_bound(*statistics, delta, confidence=0.99).epsilon
-    assert 0.3 < bound <= epsilon
+    released = (jax.vmap(release, (0, None))(k, w) for k, w in zip(keys, (1.0, -1.0), strict=True))
+    statistics = [np.asarray(made) @ (np.array([1, -1, 1]) / stds**2) for made in released]
+    bound = audit.epsilon_lower_bound(*statistics, 1e-2, confidence=0.99).epsilon
+    assert 0.3 < bound <= 1.0
 
 
 @pytest.mark.slow
 def test_structures_are_pytrees_and_build_under_jit():
-    x, w, y, bounds = records()
-    options = {"bound": bounds, "weight_bound": 2.0, "bins": 16, **EXACT}
-    eager = trees.DPTreeHighDim.build(KEY, x, w, **options)
-    traced = jax.jit(lambda k, x, w: trees.DPTreeHighDim.build(k, x, w, **options))
-    np.testing.assert_allclose(traced(KEY, x, w).query(y), eager.query(y), rtol=2e-4, atol=0.8)
-    found = traced(KEY, x, w).guarantee
-    (rounded,) = set(found.assumptions) - set(eager.guarantee.assumptions)
-    assert "they have 32 bits" in rounded
-    assert found == eager.guarantee.assuming(rounded)
+    eager, traced = build(), jax.jit(build)(X, W)
+    np.testing.assert_allclose(traced.query(Y), eager.query(Y), rtol=2e-4, atol=0.8)
     query = jax.jit(lambda tree, y: tree.query(y))
-    np.testing.assert_allclose(query(eager, y), eager.query(y), rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(query(eager, Y), eager.query(Y), rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.slow
@@ -161,18 +163,16 @@ def test_one_record_never_moves_a_long_sum_by_more_than_the_sensitivity():
     """In 32 bits weights of −0.35 ulp would move a sum below 2¹³ by half an ulp each, one above by none."""
     n, head = 20_000, 2**13
     weights = np.where(np.arange(n) < head, 1, -0.35 * 2.0**-23 * head).astype(np.float32)
-    options = {"bound": 1.0, "weight_bound": 1.0, "bins": 2, **EXACT}
-    tables, sums = [], []
+    tables, lefts = [], []
     for w in (1.0, 0.0):
         weights[head] = w
-        key = KEY
-        tree = trees.DPTreeDistance.build(key, np.full(n, 0.75), weights, **options)
-        tables.append(np.asarray(tree.table, np.float64))
-        sums.append(trees.DPTree.build(key, weights, sensitivity=2.0, **EXACT).left)
-        assert tree.table.dtype == sums[-1].dtype == np.float32
-    assert abs(tables[0] - tables[1])[..., 0, 0].max() == pytest.approx(1, abs=1e-3)
+        tables.append(np.asarray(line(np.full(n, 0.75), weights).table))
+        lefts.append(np.asarray(sums(weights).left))
+    assert tables[0].dtype == lefts[0].dtype == np.float32
+    moved, left = (a.astype(np.float64) - b for a, b in (tables, lefts))
+    assert abs(moved)[..., 0, 0].max() == pytest.approx(1, abs=1e-3)
     # Leaves left of the changed one do not move, and all others move by its weight.
-    assert set(np.round(np.asarray(sums[0] - sums[1], np.float64), 2)) == {0.0, 1.0}
+    assert set(np.round(left, 2)) == {0.0, 1.0}
 
 
 def test_wide_sums_are_for_arrays_that_are_not_traced():
@@ -200,81 +200,56 @@ def test_wide_sums_are_for_arrays_that_are_not_traced():
         ({"noise": "uniform"}, "noise='uniform'"),
         ({"power": 2.5}, "power"),
         ({"bins": np.nan}, "bins"),
-        ({"weights": np.ones(3)}, "pass"),
+        ({"w": np.ones(3)}, "pass"),
     ],
 )
 def test_misuse_raises(wrong, message):
-    x, w, _, bounds = records()
-    good = {"weights": w, "bound": bounds, "weight_bound": 2.0, **BUDGET}
     with pytest.raises(ValueError, match=message):
-        trees.DPTreeHighDim.build(KEY, x, **(good | wrong))
+        build(**wrong)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["x", "weights"])
 def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without(value, where):
-    x, w, y, bounds = records()
-    options = {"bound": bounds, "weight_bound": 2.0, "bins": 16, **EXACT}
-    build = lambda x, w: trees.DPTreeHighDim.build(KEY, x, w, **options)  # noqa: E731
-    one = lambda x, w: trees.DPTreeDistance.build(  # noqa: E731
-        KEY, x, w, bound=2.0, weight_bound=2.0, **EXACT
-    )
-    without = w.copy()
+    x, w, without = X.copy(), W.copy(), W.copy()
     without[3] = 0
     (x if where == "x" else w)[(3, 1) if where == "x" else 3] = value
     with pytest.raises(ValueError, match=rf"{where}\[3\] is outside"):
         build(x, w)
-    clean = np.where(np.isfinite(x), x, 0)
-    np.testing.assert_allclose(
-        jax.jit(build)(x, w).query(y), build(clean, without).query(y), rtol=1e-3, atol=0.8
-    )
-    got, want = jax.jit(one)(x[:, 1], w), one(clean[:, 1], without)
-    np.testing.assert_allclose(got.query(y[:, 1]), want.query(y[:, 1]), rtol=1e-3, atol=0.8)
+    got, want = jax.jit(build)(x, w), build(np.where(np.isfinite(x), x, 0), without)
+    np.testing.assert_allclose(got.query(Y), want.query(Y), rtol=1e-3, atol=0.8)
 
 
 @pytest.mark.slow
 def test_records_beyond_the_bounds_are_clipped_under_jit():
-    @jax.jit
-    def build(x, w):
-        options = {"bound": [1.0, 0.5], "weight_bound": 2.0, "bins": 4, **BUDGET}
-        return trees.DPTreeHighDim.build(KEY, x, w, **options).table
-
-    beyond = build(jnp.array([[-3.0, 0.9], [7.0, 0.2]]), jnp.array([5.0, -9.0]))
-    clipped = build(jnp.array([[0.0, 0.5], [1.0, 0.2]]), jnp.array([2.0, -2.0]))
+    traced = jax.jit(lambda x, w: build(x, w, bound=[1.0, 0.5], bins=4, **BUDGET).table)
+    beyond = traced(jnp.array([[-3.0, 0.9], [7.0, 0.2]]), jnp.array([5.0, -9.0]))
+    clipped = traced(jnp.array([[0.0, 0.5], [1.0, 0.2]]), jnp.array([2.0, -2.0]))
     np.testing.assert_array_equal(beyond, clipped)
 
 
 @pytest.mark.slow
 def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
-    build = lambda values: trees.DPTree.build(  # noqa: E731
-        KEY, values, sensitivity=2.0, **EXACT
-    )
     with pytest.raises(ValueError, match=r"values\[1\] is not finite"):
-        build(np.array([1.0, np.nan]))
-    got = jax.jit(build)(np.array([1.0, np.nan, 2.0]))
-    np.testing.assert_allclose(got.left, build(np.array([1.0, 0.0, 2.0])).left, atol=1e-3)
+        sums(np.array([1.0, np.nan]))
+    got = jax.jit(sums)(np.array([1.0, np.nan, 2.0]))
+    np.testing.assert_allclose(got.left, sums(np.array([1.0, 0.0, 2.0])).left, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_queries_out_of_bounds_raise_and_are_clipped_under_jit():
-    x, w, y, bounds = records()
-    options = {"weight_bound": 2.0, "bins": 16, **EXACT}
-    tree = trees.DPTreeHighDim.build(KEY, x, w, bound=bounds, **options)
-    one = trees.DPTreeDistance.build(KEY, x[:, 0], w, bound=1.0, **options)
-    sums = trees.DPTree.build(KEY, w, sensitivity=4.0, bound=1.0, **EXACT)
+    many, one, both = build().query, line(X[:, 0], W / 2).query, sums(W).query
     for value in (1.1, -0.1, np.nan):
-        wrong = y.copy()
+        wrong = Y.copy()
         wrong[2, 0] = value
-        for query in (tree.query, one.query, sums.query):
+        for query, y in ((many, wrong), (one, wrong[:, 0]), (both, wrong[:, 0])):
             with pytest.raises(ValueError, match=r"y\[2\] is outside"):
-                query(wrong if query == tree.query else wrong[:, 0])
+                query(y)
         with pytest.raises(ValueError, match="y is outside"):
-            sums.query(value)
-    high = np.full_like(y, 10)
-    np.testing.assert_allclose(
-        jax.jit(tree.query)(high), jax.jit(tree.query)(bounds * np.ones_like(y)), rtol=1e-6
-    )
-    for wrong in (y[:, :2], np.float32(0)):
+            both(value)
+    ends = jax.jit(many)(BOUNDS * np.ones_like(Y))
+    np.testing.assert_allclose(jax.jit(many)(np.full_like(Y, 10)), ends, rtol=1e-6)
+    for wrong in (Y[:, :2], np.float32(0)):
         with pytest.raises(ValueError, match=r"pass \(m, 3\)"):
-            tree.query(wrong)
+            many(wrong)

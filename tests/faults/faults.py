@@ -1162,14 +1162,14 @@ FAULTS = (
         "declared, features = _best(\n"
         "                declared, max(1, int(np.any(K, axis=-1).sum())), multiplier, scale is None, chosen\n"
         "            )",
-        "tests/cross_attention/test_chosen_features.py::test_the_choice_looks_at_no_key_and_no_value",
+        "tests/cross_attention/test_expected.py::test_the_choice_looks_at_no_key_and_no_value",
     ),
     Fault(
         "the choice of a memory's features looks at the private number of rows",
         "dpx/cross_attention/__init__.py",
         "n = np.shape(K)[-2] if declared.public_count else expected_records",
         "n = max(1, np.shape(K)[-2])",
-        "tests/cross_attention/test_chosen_features.py"
+        "tests/cross_attention/test_expected.py"
         "::test_the_number_of_rows_decides_nothing_where_it_is_private",
     ),
     Fault(
@@ -1282,8 +1282,8 @@ FAULTS = (
     Fault(
         "replacing a column costs what removing one does",
         "dpx/gram/accounting.py",
-        "if neighboring is REPLACE_ONE:\n        return",
-        "if neighboring is REPLACE_ONE:\n        return column_bound**2 if max_column_change is None else",
+        "            return frobenius_sensitivity(self.column_bound, self.largest_change)",
+        "            return self.column_bound**2",
         REPLACED.format("Gram, replace"),
     ),
     Fault(
@@ -1297,8 +1297,8 @@ FAULTS = (
     Fault(
         "the sampled Gram matrix has twice the samples that are admissible",
         "dpx/gram/wishart.py",
-        "num_samples = _at_least_n(epsilon, delta, **terms)",
-        "num_samples = 2 * _at_least_n(epsilon, delta, **terms)",
+        "num_samples = _at_least_n(epsilon, delta, terms)",
+        "num_samples = 2 * _at_least_n(epsilon, delta, terms)",
         PRICE.format("sampled Gram, replace"),
     ),
     Fault(
@@ -1368,8 +1368,8 @@ FAULTS = (
     Fault(
         "rounding of a Cholesky factor is not in how far a record moves it",
         "dpx/gram/wishart.py",
-        " + 2 * off) / (eta - off)",
-        ") / (eta - off)",
+        "(change + 2 * off) / (terms.eta - off)",
+        "change / (terms.eta - off)",
         "tests/gram/test_gram_sampling.py::test_what_a_program_may_differ_by_is_paid_for",
     ),
     Fault(
@@ -1903,7 +1903,9 @@ FAULTS = (
         "the samples that a run plans are those of real numbers",
         "experiments/gram/attention_error.py",
         "        gram.max_samples,",
-        "        gram.accounting.ideal_samples,",
+        "        lambda *budget, **terms: gram.accounting.ideal_samples(\n"
+        "            *budget, gram.accounting.Sampling(**terms)\n"
+        "        ),",
         "tests/experiments/test_gram_experiment.py"
         "::test_the_error_experiment_runs_draws_and_ranks_the_mechanisms",
     ),
@@ -3074,8 +3076,8 @@ FAULTS = (
     Fault(
         "under jit every head of a sketch has the whole budget",
         "dpx/cross_attention/sketch/memory.py",
-        "change = whole_change(features, domain, heads) * whole_unit(largest)",
-        "change = whole_change(features, domain, 1) * whole_unit(largest)",
+        "whole, unit = whole_change(features, domain, heads), whole_unit(largest)",
+        "whole, unit = whole_change(features, domain, 1), whole_unit(largest)",
         "tests/cross_attention/test_declared_noise.py::test_a_sketch_has_the_same_noise_under_jit",
     ),
     Fault(
@@ -3088,8 +3090,8 @@ FAULTS = (
     Fault(
         "rounding is missing in the noise of trees of a memory",
         "dpx/cross_attention/trees/structures.py",
-        "change = 2 * constant(domain, noise) + rounding",
-        "change = 2 * constant(domain, noise)",
+        "change = 2 * self.constant + rounding",
+        "change = 2 * self.constant",
         "tests/cross_attention/test_declared_noise.py::test_gaussian_trees_of_a_memory_cover_the_rounding_of_a_row",
     ),
     Fault(
@@ -3115,9 +3117,9 @@ FAULTS = (
     ),
     Fault(
         "rounding is missing in how far a column may move",
-        "dpx/gram/mechanisms.py",
-        "* steps + 2 * noise.secure.rounding(n)",
-        "* steps",
+        "dpx/gram/accounting.py",
+        "* secure.FACTOR_STEPS + 2 * secure.rounding(n)",
+        "* secure.FACTOR_STEPS",
         "tests/gram/test_gram_accounting.py::test_columns_that_are_rounded_are_longer_and_farther_apart",
     ),
     Fault(

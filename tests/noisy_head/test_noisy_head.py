@@ -239,8 +239,6 @@ FEATURES = featurize(PROMPTS)
 MISUSE = {
     "must be .N, L": lambda: featurize(PROMPTS._replace(y=PROMPTS.y[:, 1:])),
     "prompts.x .*not finite": lambda: featurize(PROMPTS._replace(x=PROMPTS.x * np.nan)),
-    "prompts.x has dtype complex": lambda: featurize(PROMPTS._replace(x=PROMPTS.x * 1j)),
-    "features.query has dtype complex": lambda: ridge(query=FEATURES.query * (1 + 1j)),
     "features have shapes": lambda: ridge(target=np.ones(3)),
     "features.target": lambda: ridge(target=FEATURES.target * np.inf),
     "response_clip=0": lambda: featurize(PROMPTS, response_clip=0.0),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noisy_head_models import HYPER
+from noisy_head_models import HYPER, KEY, descend
 
 from dpx import noisy_head
 from dpx.noisy_head.moment_sums import joint_noise, pair_symmetric
@@ -104,9 +104,8 @@ def test_a_row_of_nearly_the_largest_number_does_not_spoil_the_sum(entry):
     query[0], context[0] = [entry, 0, 0], [0.5, 0, 0]
     features = noisy_head.Features(query, context, rng.normal(size=20))
     hyper = noisy_head.HyperParameters(2.0, 0.5, 1.0)
-    made = noisy_head.fit_one_shot(
-        jax.random.key(0), features, hyper, regularization=0.1, epsilon=1.0, delta=1e-5
-    )
+    budget = {"regularization": 0.1, "epsilon": 1.0, "delta": 1e-5}
+    made = noisy_head.fit_one_shot(KEY, features, hyper, **budget)
     assert np.isfinite(made.gamma).all()
 
 
@@ -131,12 +130,9 @@ def test_bounds_are_enforced_on_every_row():
         np.outer(query[4], context[4]), 0.5 * np.outer([0.6, 0.8], [0.8, 0.6])
     )
 
-    descent = noisy_head.Descent(hyper, regularization=1.0, step_size=0.5, steps=3)
-
     def release(*features):
-        return noisy_head.noisy_descent(
-            jax.random.key(0), noisy_head.Features(*features), descent, noise_multiplier=1.0
-        )
+        run = {"regularization": 1.0, "step_size": 0.5, "steps": 3}
+        return descend(noisy_head.Features(*features), hyper, **run)
 
     with jax.enable_x64(True), np.errstate(all="ignore"):
         assert np.isfinite(jax.jit(release)(*features)).all()

@@ -1,4 +1,4 @@
-"""The sums behind a memory's sketch: streamed over rows, released with noise, and read by queries.
+"""The sums behind a memory's sketch: streamed over rows, as floats or integers, and read by queries.
 
 A row contributes φ(λ(k − centre)) ⊗ [a₀, v] to M, as `dpx.cross_attention.sketch` defines and bounds it.
 """
@@ -45,6 +45,16 @@ def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.
     zero = jnp.zeros((count, 1 + domain.value_dim), jnp.result_type(float))
     chunks = tuple(a.reshape(-1, chunk, *a.shape[1:]) for a in (K, V, real))
     return jax.lax.scan(add, zero, chunks)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("domain", "largest"))
+def traced_sums(K, V, features: Features, domain: Domain, largest) -> jax.Array:
+    """M without noise for all heads, (..., n, d), (..., n, d_v) -> (..., r, 1 + d_v), one after the other."""
+    sums = functools.partial(contribution_sums, features=features, domain=domain, largest=largest)
+    heads = K.shape[:-2]
+    flat = tuple(a.reshape(math.prod(heads), *a.shape[-2:]) for a in (K, V))
+    moments = jax.lax.map(lambda head: sums(*head), flat)
+    return moments.reshape(*heads, *moments.shape[1:])
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest", "dtype"))
@@ -156,27 +166,6 @@ def whole_unit(largest: float) -> float:
     return largest / noise.secure.FACTOR_STEPS**2
 
 
-def release_whole_moments(
-    key,
-    total: np.ndarray,
-    num_records: int,
-    features: Features,
-    domain: Domain,
-    largest,
-    multiplier,
-) -> jax.Array:
-    """The noisy moments, from `whole_sums` over `num_records` rows; without a key the noise is discrete."""
-    noisy = noise.release_integers(
-        key,
-        total,
-        sensitivity=whole_change(features, domain, math.prod(total.shape[:-2])),
-        unit=whole_unit(largest),
-        noise_multiplier=multiplier,
-        label="attention sketch",
-    )
-    return with_mass(jnp.asarray(noisy), num_records, features, domain)
-
-
 def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) -> jax.Array:
     """Released moments with their first column rescaled from a₀ to V = sup‖v‖₂ times the mass."""
     mass = moments[..., 1:].sum(-1) / domain.value_bound
@@ -185,19 +174,6 @@ def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) ->
     if domain.public_count and isinstance(features, PolynomialFeatures):
         mass = mass.at[..., 0].set(n)  # the sum of the constant feature, which is public
     return moments.at[..., 0].set(mass * domain.value_norm)
-
-
-@functools.partial(jax.jit, static_argnames=("domain", "largest"))
-def release_moments(key, K, V, features: Features, domain: Domain, largest, change, multiplier):
-    sums = functools.partial(contribution_sums, features=features, domain=domain, largest=largest)
-    heads, (n, _) = K.shape[:-2], K.shape[-2:]
-    flat = [a.reshape(math.prod(heads), *a.shape[-2:]) for a in (K, V)]
-    moments = jax.lax.map(lambda head: sums(*head), tuple(flat))
-    moments = moments.reshape(*heads, *moments.shape[1:])
-    moments = noise.release(
-        key, moments, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
-    )
-    return with_mass(moments, n, features, domain).astype(K.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="domain")

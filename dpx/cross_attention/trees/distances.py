@@ -135,7 +135,7 @@ class DPTreeHighDim:
     """Private trees that answer Σ_i w_i ‖x_i − y‖_p^p for any query y, by coordinates (Algorithm 6).
 
     Attributes:
-      table: `distance_table` of each coordinate, (d, bins, p + 1, 1), for x scaled to [0, 1].
+      table: `distance_tables` of the coordinates, (d, bins, p + 1, 1), for x scaled to [0, 1].
       bounds: R of each coordinate, (d,).
       guarantee: The guarantee of the trees.
     """
