@@ -23,6 +23,8 @@ from dpx.privacy import (
 )
 from dpx.release import Blocks, Partial, total
 
+__all__ = ["fit_one_shot", "statistic"]
+
 _MOST_ROWS = 2**16  # multiplied at a time
 
 
