@@ -3264,8 +3264,8 @@ FAULTS = (
     Fault(
         "rows of trees are not clipped under jit",
         "dpx/cross_attention/trees/memory.py",
-        "        K, V = domain.enter(K, V, clip=clip)\n        known",
-        "        known",
+        "        K, V = domain.enter(K, V, clip=clip)\n        n, known",
+        "        n, known",
         "tests/cross_attention/test_unfit_memories.py::test_trees_clip_rows_under_jit",
     ),
     Fault(
