@@ -23,10 +23,9 @@ from dpx.cross_attention.features import (
     truncated_exponential,
 )
 from dpx.cross_attention.sketch import Sketch, expected
+from dpx.cross_attention.sketch.choice import FEATURE_OPTIONS
 from dpx.cross_attention.sketch.expected import ExpectedError, MemoryWarning, expected_error
-from dpx.cross_attention.trees import Trees
-from dpx.cross_attention.trees.distances import DPTreeDistance, DPTreeHighDim
-from dpx.cross_attention.trees.sums import DPTree
+from dpx.cross_attention.trees import DPTree, DPTreeDistance, DPTreeHighDim, Trees
 from dpx.privacy import REPLACE_ONE, gaussian_noise_multiplier
 
 __all__ = [
@@ -51,7 +50,7 @@ __all__ = [
 # The options of `choose_features` and of `build`, for each mechanism.
 _OPTIONS = {
     "sketch": (
-        ("features", "degree", "relative_error", "num_features", "directions"),
+        FEATURE_OPTIONS,
         ("contribution_bound", "secure"),
     ),
     "tree": (("degree", "relative_error"), ("noise", "budget", "copies", "bins")),
@@ -213,12 +212,9 @@ def as_printed(
       ValueError: for a dimension < 1, or a number that is not positive.
     """
     dim = check_integer(dim, "dim")
-    for name, value in (
-        ("key_bound", key_bound),
-        ("relative_error", relative_error),
-        ("failure_probability", failure_probability),
-    ):
-        check_positive(value, name)
+    check_positive(key_bound, "key_bound")
+    check_positive(relative_error, "relative_error")
+    check_positive(failure_probability, "failure_probability")
     degree = 1
     while truncated_exponential(key_bound**2, degree) * (1 + relative_error) < math.exp(
         key_bound**2

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from dpx.cross_attention.domain import Domain, check_memory
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
+    gaussian_guarantee,
     gaussian_noise_multiplier,
 )
 
@@ -64,7 +64,7 @@ def mean_of_values(
             label="mean of V",
         )
         values = domain.nearest_values(values).astype(dtype)
-    guarantee = _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier)
+    guarantee = _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V")
     return Answers(values, guarantee.assuming(*rounding_assumption(key, V)))
 
 
@@ -74,16 +74,11 @@ def fresh_noise(
     K,
     V,
     *,
-    key_bound: float,
-    value_bound: float,
     epsilon: float,
     delta: float,
     num_queries: int | None = None,
-    query_bound: float | None = None,
-    domain: str = "box",
-    scale: float | None = None,
-    value_domain: str = "box",
     clip: bool = False,
+    **declared,
 ) -> Answers:
     """Exact attention with independent Gaussian noise for each of m queries, which share one budget.
 
@@ -94,7 +89,8 @@ def fresh_noise(
     that bound and to m-fold composition.
 
     Args: as `dpx.cross_attention.build`, with queries Q (m, d), and `num_queries`, the number of queries that
-    the budget is divided among (m if None); the guarantee is that of so many answers.
+    the budget is divided among (m if None); the guarantee is that of so many answers. `declared` are the
+    bounds: key_bound, value_bound, query_bound, domain, scale and value_domain.
 
     Returns:
       Answers (m, d_v), and the guarantee of all of them together.
@@ -104,16 +100,7 @@ def fresh_noise(
     """
     _check_one(Q=Q, K=K, V=V)
     n, _, _ = check_memory(K, V)
-    bounds = Domain.declare(
-        K,
-        V,
-        key_bound=key_bound,
-        value_bound=value_bound,
-        query_bound=query_bound,
-        domain=domain,
-        scale=scale,
-        value_domain=value_domain,
-    )
+    bounds = Domain.declare(K, V, **declared, neighboring=REPLACE_ONE)
     Q = bounds.check_queries(Q)
     count = len(Q) if num_queries is None else check_integer(num_queries, "num_queries")
     if count < len(Q):
@@ -138,7 +125,7 @@ def fresh_noise(
         )
         values = bounds.nearest_values(values).astype(dtype)
     what = f"exact attention with fresh Gaussian noise for each of {count} queries"
-    guarantee = _guarantee(epsilon, delta, what, multiplier)
+    guarantee = _guarantee(epsilon, delta, what)
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
     return Answers(values, guarantee.assuming(*rounding_assumption(key, Q, K, V)))
@@ -155,13 +142,12 @@ def _check_one(**arrays) -> None:
         check_real(array, name)
 
 
-def _guarantee(epsilon, delta, mechanism, multiplier) -> PrivacyGuarantee:
-    return PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
+def _guarantee(epsilon: float, delta: float, mechanism: str) -> PrivacyGuarantee:
+    return gaussian_guarantee(
+        float(epsilon),
+        float(delta),
         neighboring=REPLACE_ONE,
         unit="row of (K, V)",
         mechanism=mechanism,
         assumptions=("the number of rows is public",),
-        event=dp_accounting.GaussianDpEvent(multiplier),
     )

@@ -11,19 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from dp_accounting import NeighboringRelation
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from dpx._numerics import into_ball, into_simplex
-from dpx._validate import check_positive, check_real, check_relation
+from dpx._numerics import into_ball, into_simplex, is_traced
+from dpx._validate import check_choice, check_positive, check_real, check_relation
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
-
-
-def is_concrete(x) -> bool:
-    """Whether the values of x are known, which they are not while JAX traces."""
-    return not isinstance(x, Tracer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +55,8 @@ class Domain:
     neighboring: NeighboringRelation = REPLACE_ONE
 
     def __post_init__(self):
-        if self.kind not in ("box", "ball"):
-            raise ValueError(
-                f'domain={self.kind!r} is not known: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
-            )
-        if self.value_domain not in ("box", "ball", "simplex"):
-            raise ValueError(
-                f'value_domain={self.value_domain!r} is not known: use "box" for values within ±R_w, '
-                '"ball" for ‖v‖ ≤ R_w or "simplex" for v ≥ 0 that add up to R_w'
-            )
+        check_choice(self.kind, "domain", ("box", "ball"))
+        check_choice(self.value_domain, "value_domain", ("box", "ball", "simplex"))
         relation = check_relation(self.neighboring, "neighboring")
         if relation not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
             raise ValueError(
@@ -84,9 +71,23 @@ class Domain:
 
     @classmethod
     def declare(
+        cls, k, v, *, neighboring: NeighboringRelation | str = REPLACE_ONE, **declared
+    ) -> "Domain":
+        """The domain of a memory K (..., n, d), V (..., n, d_v), of which only the shapes are used.
+
+        Args: as `of_widths`.
+
+        Raises:
+          ValueError: as the class, or for arrays that do not fit together.
+        """
+        _, *widths = check_memory(k, v, neighboring)
+        return cls.of_widths(*widths, neighboring=neighboring, **declared)
+
+    @classmethod
+    def of_widths(
         cls,
-        k,
-        v,
+        dim: int,
+        value_dim: int,
         *,
         key_bound: float,
         value_bound: float,
@@ -96,21 +97,11 @@ class Domain:
         value_domain: str = "box",
         neighboring: NeighboringRelation | str = REPLACE_ONE,
     ) -> "Domain":
-        """The domain of a memory K (..., n, d), V (..., n, d_v), with the defaults of `dpx.cross_attention`.
+        """The domain with the defaults of `dpx.cross_attention.build`.
 
-        Args:
-          k, v: The memory, of which only the shapes are used.
-          key_bound, value_bound: As the attributes.
-          query_bound: As the attribute; `key_bound` if None.
-          domain: "box" or "ball".
-          scale: The number that logits are divided by; d if None.
-          value_domain: "box", "ball" or "simplex".
-          neighboring: As the attribute, or its lower-case name.
-
-        Raises:
-          ValueError: as the class, or for arrays that do not fit together.
+        Args: as the attributes; `domain` is the kind, `query_bound` is `key_bound` if None, `scale` is d if
+        None, and `neighboring` may be given by its lower-case name.
         """
-        _, dim, value_dim = check_memory(k, v, neighboring)
         return cls(
             kind=domain,
             dim=dim,
@@ -177,7 +168,7 @@ class Domain:
             cannot be checked.
         """
         if not clip:
-            if not (is_concrete(k) and is_concrete(v)):
+            if is_traced(k, v):
                 raise ValueError(
                     "clip is False, but under jit or vmap values cannot be checked: pass clip=True"
                 )
@@ -227,7 +218,7 @@ class Domain:
         check_real(q, "Q")
         if np.ndim(q) < 2 or np.shape(q)[-1] != self.dim:
             raise ValueError(f"Q has shape {np.shape(q)}: pass (m, {self.dim})")
-        if is_concrete(q):
+        if not is_traced(q):
             self._check_rows("Q", np.asarray(q), self.kind, self.query_bound, "query_bound")
         return jnp.asarray(q, jnp.result_type(float))
 

@@ -134,12 +134,6 @@ class PolynomialFeatures:
         """√T_s(logit), the norm of P(x) for ‖x‖² = logit·scale."""
         return math.sqrt(truncated_exponential(logit, self.degree))
 
-    def column(self, x: jax.Array, index: jax.Array) -> jax.Array:
-        """Feature number `index` (may be traced) of x (..., dim): shape (...)."""
-        x = self._entering(x, -1)
-        powers = jnp.asarray(self.exponents)[index]
-        return jnp.asarray(self.ranges(1.0), x.dtype)[index] * jnp.prod(x**powers, axis=-1)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """P(x): (..., dim) -> (..., r)."""
         return jnp.moveaxis(self.rows(jnp.moveaxis(self._entering(x, -1), -1, 0)), 0, -1)

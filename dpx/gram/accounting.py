@@ -34,7 +34,9 @@ some 2 ≤ λ < 1 + 1/t turns this into (ε, δ) by the conversion of Canonne, K
 (arXiv:2004.00010, Proposition 12).
 """
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -48,6 +50,7 @@ from dpx._validate import (
     check_number,
     check_relation,
 )
+from dpx.noise import secure
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 CALIBRATIONS = ("exact", "paper")
@@ -73,70 +76,134 @@ def frobenius_sensitivity(column_bound: float, max_column_change: float) -> floa
     return beta * math.sqrt(2 * alpha**2 - beta**2 / 2)
 
 
-def sensitivity(
-    column_bound: float, max_column_change: float | None, neighboring: NeighboringRelation | str
-) -> float:
-    """F, the Frobenius sensitivity of XXᵀ, under a neighbouring relation; β = None means 2α.
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The declared bounds of private columns. They are floats of 64 bits, whatever they are given as.
+
+    Attributes:
+      column_bound: α > 0, a bound on the l2 norm of a column.
+      max_column_change: β in (0, 2α], a bound on how far a column moves between neighbours; None is 2α.
+      neighboring: REPLACE_ONE or ADD_OR_REMOVE_ONE, or its lower-case name.
 
     Raises:
-      ValueError: for a relation other than REPLACE_ONE and ADD_OR_REMOVE_ONE, a bound out of range, or a
-        `max_column_change` under ADD_OR_REMOVE_ONE, which does not use it.
+      ValueError: for another relation, a bound out of range, or a `max_column_change` under
+        ADD_OR_REMOVE_ONE, which does not use it.
     """
-    neighboring = check_relation(neighboring, "neighboring")
-    if neighboring not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
-        raise ValueError(
-            f"neighboring={neighboring} must be replace_one or add_or_remove_one: use one of these"
-        )
-    column_bound = check_number(column_bound, "column_bound")
-    if neighboring is REPLACE_ONE:
-        return frobenius_sensitivity(
-            column_bound, 2 * column_bound if max_column_change is None else max_column_change
-        )
-    if max_column_change is not None:
-        raise ValueError(
-            f"max_column_change={max_column_change} has no meaning for neighboring='add_or_remove_one', "
-            "where a whole column comes or goes: leave it out"
-        )
-    return _check_bounds(column_bound, 2 * column_bound)[0] ** 2
+
+    column_bound: float
+    max_column_change: float | None = None
+    neighboring: NeighboringRelation | str = REPLACE_ONE
+
+    def __post_init__(self):
+        relation, beta = check_relation(self.neighboring, "neighboring"), self.max_column_change
+        if relation not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
+            raise ValueError(
+                f"neighboring={relation} must be replace_one or add_or_remove_one: use one of these"
+            )
+        if relation is ADD_OR_REMOVE_ONE and beta is not None:
+            raise ValueError(
+                f"max_column_change={beta} has no meaning for neighboring='add_or_remove_one', where a whole "
+                "column comes or goes: leave it out"
+            )
+        alpha = check_number(self.column_bound, "column_bound")
+        alpha, change = _check_bounds(alpha, 2 * alpha if beta is None else beta)
+        object.__setattr__(self, "column_bound", alpha)
+        object.__setattr__(self, "max_column_change", None if beta is None else change)
+        object.__setattr__(self, "neighboring", relation)
+
+    @property
+    def largest_change(self) -> float:
+        """β."""
+        return 2 * self.column_bound if self.max_column_change is None else self.max_column_change
+
+    @property
+    def sensitivity(self) -> float:
+        """F, the Frobenius sensitivity of XXᵀ."""
+        if self.neighboring is REPLACE_ONE:
+            return frobenius_sensitivity(self.column_bound, self.largest_change)
+        return self.column_bound**2
+
+    @property
+    def worth(self) -> float:
+        """The value of the integer 1 in the sum of rounded columns, (α/2¹⁸)²."""
+        return (self.column_bound / secure.FACTOR_STEPS) ** 2
+
+    def rounded(self, n: int) -> "Columns":
+        """The bounds, in units of α/2¹⁸, of columns of n entries that were rounded to integers.
+
+        Rounding may lengthen columns and move two of them apart.
+        """
+        longest, apart = secure.norm_bound(secure.FACTOR_STEPS, n), self.max_column_change
+        if apart is not None:
+            apart = apart / self.column_bound * secure.FACTOR_STEPS + 2 * secure.rounding(n)
+            apart = min(apart, 2 * longest)
+        return Columns(longest, apart, self.neighboring)
 
 
-def ideal_samples(
-    epsilon: float,
-    delta: float,
-    *,
-    column_bound: float,
-    max_column_change: float | None = None,
-    eta: float,
-    n: int,
-    calibration: str = "exact",
-    neighboring: NeighboringRelation | str = "replace_one",
-) -> int:
-    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP in exact arithmetic.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling(Columns):
+    """What the number of Gaussian samples depends on, beside the budget.
 
-    `dpx.gram.max_samples` is a little smaller, since it accounts for the rounding of a computer.
-
-    Args:
-      epsilon, delta: The budget.
-      column_bound: α > 0, bound on the l2 norm of a column.
-      max_column_change: β in (0, 2α], bound on how far a column moves between neighbours; None is 2α.
+    Attributes:
       eta: η > 0, lower bound on the eigenvalues of the covariance that is sampled from.
       n: Number of rows of X.
       calibration: "exact", the Rényi bound of this module, or "paper", Definition 4.5 with the paper's
-        2αβ√n/η (its Theorems 1.7 and 3.1 print other constants, which its proof does not support). The
-        paper's proof needs ε ≤ 8 log(1/δ), so no more than that is spent there.
-      neighboring: REPLACE_ONE, or ADD_OR_REMOVE_ONE ("exact" only), or its lower-case name.
+        2αβ√n/η (its Theorems 1.7 and 3.1 print other constants, which its proof does not support), for
+        REPLACE_ONE only.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+
+    eta: float
+    n: int
+    calibration: str = "exact"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choice(self.calibration, "calibration", CALIBRATIONS)
+        object.__setattr__(self, "eta", check_number(self.eta, "eta"))
+        if not 0 < self.eta < math.inf:
+            raise ValueError(
+                f"eta={self.eta} must be positive: sampling needs a covariance of full rank"
+            )
+        object.__setattr__(self, "n", check_integer(self.n, "n"))
+        if self.sensitivity / self.eta < _SMALLEST_CHANGE:
+            raise ValueError(
+                f"column_bound={self.column_bound} and max_column_change={self.max_column_change} let a "
+                f"column change a covariance above eta={self.eta} by less than {_SMALLEST_CHANGE} of it, "
+                "which is too little to count samples by: use a smaller eta"
+            )
+        if self.calibration == "paper" and self.neighboring is not REPLACE_ONE:
+            raise ValueError(
+                "calibration='paper' is for neighboring='replace_one', not add_or_remove_one: use 'exact'"
+            )
+
+    @property
+    def ratio(self) -> float:
+        """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that the calibration uses."""
+        if self.calibration == "exact":
+            return self.sensitivity / self.eta
+        return 2 * self.column_bound * self.largest_change * math.sqrt(self.n) / self.eta
+
+
+def ideal_samples(epsilon: float, delta: float, terms: Sampling) -> int:
+    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP in exact arithmetic.
+
+    `dpx.gram.max_samples` is a little smaller, since it accounts for the rounding of a computer. The paper's
+    proof needs ε ≤ 8 log(1/δ), so that its calibration spends no more than that.
 
     Returns:
       k as a Python integer, 0 if no k is admissible. A full-rank B needs k ≥ n.
 
     Raises:
-      ValueError: for an argument out of range.
+      ValueError: for ε or δ out of range.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-    ratio = _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring)
+    ratio = terms.ratio
     if ratio >= 1:
         return 0
-    if calibration == "paper":
+    if terms.calibration == "paper":
         spread = 8 * math.log(1 / delta)
         epsilon = min(epsilon, spread)
         return math.floor(epsilon**2 / (spread * ratio**2)) if ratio <= epsilon / spread else 0
@@ -156,28 +223,23 @@ def samples_at(epsilon: float, delta: float, ratio: float) -> int:
     return max(0, math.floor(_maximum(samples)))
 
 
-def sampling_epsilon(
-    num_samples: int,
-    delta: float,
-    *,
-    column_bound: float,
-    max_column_change: float | None = None,
-    eta: float,
-    n: int,
-    calibration: str = "exact",
-    neighboring: NeighboringRelation | str = "replace_one",
-) -> float:
+def sampling_epsilon(num_samples: int, delta: float, **terms: Any) -> float:
     """The smallest ε for which so many samples are (ε, delta)-DP in exact arithmetic, or infinity.
 
-    It is the inverse of `ideal_samples`, with the same arguments and errors. The ε of the release on a
-    computer is a little larger; `dpx.gram.wishart` bounds it.
+    It is the inverse of `ideal_samples`; `terms` are the fields of `Sampling`: column_bound,
+    max_column_change, neighboring, eta, n and calibration. The ε of the release on a computer is a little
+    larger; `dpx.gram.wishart` bounds it.
+
+    Raises:
+      ValueError: for an argument out of range.
     """
     delta = check_delta(delta)
     num_samples = check_integer(num_samples, "num_samples")
-    ratio = _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring)
+    sampling = Sampling(**terms)
+    ratio = sampling.ratio
     if ratio >= 1:
         return math.inf
-    if calibration == "paper":
+    if sampling.calibration == "paper":
         spread = 8 * math.log(1 / delta)
         epsilon = ratio * max(math.sqrt(num_samples * spread), spread)
         return epsilon if epsilon <= spread else math.inf
@@ -190,7 +252,7 @@ def sampling_epsilon(
 
 
 def _check_bounds(column_bound: float, max_column_change: float) -> tuple[float, float]:
-    """Both bounds as floats, since results computed from 16-bit numbers would be rounded to 16 bits."""
+    """Both bounds as floats; raises ValueError for bounds out of range."""
     column_bound = check_number(column_bound, "column_bound")
     max_column_change = check_number(max_column_change, "max_column_change")
     if not 0 < column_bound <= _LARGEST_BOUND:
@@ -203,31 +265,6 @@ def _check_bounds(column_bound: float, max_column_change: float) -> tuple[float,
             f"at most column_bound={column_bound} are never farther apart than twice that"
         )
     return column_bound, max_column_change
-
-
-def _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring) -> float:
-    """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration uses."""
-    change = sensitivity(column_bound, max_column_change, neighboring)
-    check_choice(calibration, "calibration", CALIBRATIONS)
-    eta = check_number(eta, "eta")
-    if not 0 < eta < math.inf:
-        raise ValueError(f"eta={eta} must be positive: sampling needs a covariance of full rank")
-    check_integer(n, "n")
-    if change / eta < _SMALLEST_CHANGE:
-        raise ValueError(
-            f"column_bound={column_bound} and max_column_change={max_column_change} let a column change a "
-            f"covariance above eta={eta} by less than {_SMALLEST_CHANGE} of it, which is too little to count "
-            "samples by: use a smaller eta"
-        )
-    if calibration == "exact":
-        return change / eta
-    if check_relation(neighboring, "neighboring") is not REPLACE_ONE:
-        raise ValueError(
-            f"calibration='paper' is for neighboring='replace_one', not {neighboring}: use 'exact'"
-        )
-    column_bound = float(column_bound)
-    beta = 2 * column_bound if max_column_change is None else float(max_column_change)
-    return 2 * column_bound * beta * math.sqrt(n) / eta
 
 
 def _renyi(exponent, ratio: float):

@@ -1,21 +1,19 @@
 """The Gram matrix XXᵀ of columns that are projected onto a ball, for X that may be too wide for memory.
 
-The sum is computed in 64-bit floats: over d = 1e7 columns, the rounding error of a 32-bit sum is as large as
-one record's contribution, which the noise is calibrated to hide.
+The sum is of integers: over d = 1e7 columns, the rounding error of a sum of 32-bit floats is as large as one
+record's contribution, which the noise is calibrated to hide.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from scipy import sparse
 
-from dpx._numerics import in_float64, into_ball, norm, wide_sums
+from dpx._numerics import in_float64, into_ball
 from dpx._validate import check_real
 from dpx.noise import secure
 
@@ -23,13 +21,12 @@ _BLOCK_ENTRIES = 2**22  # 32 MiB in 64-bit floats
 _ROUNDING = 1e-6  # a column of norm α that was rounded to 32 bits raises no error
 
 
-def clipped_gram(
-    X: Any, column_bound: float, *, clip: bool = True, whole: bool = False
-) -> tuple[Any, int]:
+def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[np.ndarray, int]:
     """The sum of c(u)c(u)ᵀ over the columns u of X, where c projects onto the ball of radius α.
 
     The projection is 1-Lipschitz, so that columns at distance β stay within β. A column that holds NaN or an
-    infinity counts as zero.
+    infinity counts as zero. Columns are divided by α/2¹⁸ and rounded to integers (`dpx.noise.secure`), so
+    that the sum is exact.
 
     Args:
       X: (n, d): a NumPy array (memory-mapped too), a JAX array or a scipy sparse matrix, or an iterable
@@ -37,51 +34,29 @@ def clipped_gram(
       column_bound: α > 0.
       clip: With False, a column longer than α raises an error. The projection is applied all the same, so
         that a column within rounding of α cannot exceed the bound.
-      whole: Whether columns are divided by α/2¹⁸ and rounded to integers (`dpx.noise.secure`). The sum is
-        then exact, int64, with a trace below 2⁶².
 
     Returns:
-      The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
-      JAX's default float type.
+      The matrix, (n, n) int64 with a trace below 2⁶², and d.
 
     Raises:
       ValueError: for an X of another type; for columns beyond the bound without `clip` (an error for the
-        holder of the data alone, since it reveals a norm); for `clip=False` under a transformation; for
-        `whole` under `jit` with 64-bit types off, or with too many columns.
+        holder of the data alone, since it reveals a norm); for too many columns.
     """
-    if isinstance(X, Tracer):
-        _check_shape(X)
-        if not clip:
-            raise ValueError(
-                "clip=False cannot be checked under a JAX transformation: use clip=True"
-            )
-        if whole:
-            return exact_gram(X, column_bound), X.shape[1]
-        # As wide as JAX's default floats, by which the guarantee tells whether rounding counts.
-        wide = jnp.promote_types(X.dtype, jnp.result_type(float))
-        return _dense_gram(X, column_bound, dtype=wide)[0], X.shape[1]
     total, columns, longest = None, 0, 0.0
-    with wide_sums():
-        for block in _blocks(X):
-            if whole:
-                gram = _whole_sparse_gram if sparse.issparse(block) else _whole_gram
-            else:
-                gram = _sparse_gram if sparse.issparse(block) else _padded_gram
-            matrix, largest = gram(block, column_bound)
-            if total is not None and total.shape != matrix.shape:
-                raise ValueError(
-                    f"column blocks of X have {total.shape[0]} and {matrix.shape[0]} rows: each block "
-                    "must hold all rows of its columns"
-                )
-            # Waiting bounds the number of blocks that are queued, and so the memory.
-            total = jax.block_until_ready(matrix if total is None else total + matrix)
-            columns += block.shape[1]
-            longest = np.fmax(longest, largest) if np.isfinite(largest) else np.inf
-            if whole:
-                bound = secure.norm_bound(secure.FACTOR_STEPS, len(matrix))
-                secure.check_sum(columns, bound**2)
-        if total is None:
-            raise ValueError("X holds no blocks of columns: give at least one, even of no columns")
+    for block in _blocks(X):
+        gram = _sparse_gram if sparse.issparse(block) else _dense_gram
+        matrix, largest = gram(block, column_bound)
+        if total is not None and total.shape != matrix.shape:
+            raise ValueError(
+                f"column blocks of X have {total.shape[0]} and {matrix.shape[0]} rows: each block must hold "
+                "all rows of its columns"
+            )
+        total = matrix if total is None else total + matrix
+        columns += block.shape[1]
+        longest = np.fmax(longest, largest) if np.isfinite(largest) else np.inf
+        secure.check_sum(columns, secure.norm_bound(secure.FACTOR_STEPS, len(matrix)) ** 2)
+    if total is None:
+        raise ValueError("X holds no blocks of columns: give at least one, even of no columns")
     if not clip and longest > column_bound * (1 + _ROUNDING):
         raise ValueError(
             f"X has a column of norm {longest:.6g}, above column_bound={column_bound}: use clip=True, "
@@ -137,38 +112,7 @@ def _blocks(X: Any) -> Iterator[Any]:
         yield X[:, start : start + width]
 
 
-def _padded_gram(block, column_bound: float):
-    """The Gram matrix of a dense block, padded with zero columns so that few widths are compiled."""
-    if not isinstance(block, jax.Array):
-        block = np.asarray(block, np.float64)  # JAX knows no wider floats
-    width = block.shape[1]
-    padded = 1 << max(width - 1, 0).bit_length()
-    if padded != width:
-        xp = jnp if isinstance(block, jax.Array) else np
-        block = xp.pad(block, ((0, 0), (0, padded - width)))
-    matrix, longest = _dense_gram(block, column_bound, dtype=np.float64)
-    return matrix, float(longest)
-
-
-@partial(jax.jit, static_argnames="dtype")
-def _dense_gram(block, column_bound, *, dtype):
-    dtype = jnp.promote_types(dtype, np.float32)
-    columns = jnp.asarray(block).astype(dtype)
-    finite = jnp.isfinite(columns).all(axis=0)
-    columns = jnp.where(finite, columns, 0)
-    longest = jnp.max(jnp.where(finite, norm(columns, axis=0), jnp.inf), initial=0)
-    columns = into_ball(columns, column_bound, axis=0)
-    gram = jnp.matmul(columns, columns.T, precision=jax.lax.Precision.HIGHEST)
-    return gram, longest
-
-
-def _sparse_gram(block, column_bound: float):
-    columns, _, longest = _clipped_sparse(block, column_bound)
-    return jnp.asarray((columns @ columns.T).toarray()), longest
-
-
-def _clipped_sparse(block, column_bound: float):
-    """The projected columns as a csc array, the column of each entry, and the largest norm before that."""
+def _sparse_gram(block, column_bound: float) -> tuple[np.ndarray, float]:
     columns = block.tocsc().astype(np.float64)
     columns.sum_duplicates()
     owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
@@ -179,19 +123,13 @@ def _clipped_sparse(block, column_bound: float):
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
     norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
     columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
-    longest = _longest(scale, norm, finite)
-    return columns, owner, longest
-
-
-def _whole_sparse_gram(block, column_bound: float):
-    columns, owner, longest = _clipped_sparse(block, column_bound)
     values = columns.data / column_bound
     rounded = secure.whole(values, owner, secure.FACTOR_STEPS, columns.shape[0])
     whole = sparse.csc_array((rounded, columns.indices, columns.indptr), shape=columns.shape)
-    return (whole @ whole.T).toarray(), longest
+    return (whole @ whole.T).toarray(), _longest(scale, norm, finite)
 
 
-def _whole_gram(block, column_bound: float):
+def _dense_gram(block, column_bound: float) -> tuple[np.ndarray, float]:
     # With columns as contiguous rows, the rounding of a column's norm does not depend on other columns.
     rows = np.ascontiguousarray(np.asarray(block, np.float64).T)
     scale, finite = _safe_scale(np.abs(rows).max(axis=1))
@@ -199,14 +137,24 @@ def _whole_gram(block, column_bound: float):
     norm = np.sqrt(np.square(rows).sum(axis=1))
     rows *= np.minimum(scale / column_bound, 1 / np.maximum(norm, 1e-30))[:, None]
     whole = secure.whole_rows(rows, secure.FACTOR_STEPS)
-    longest = _longest(scale, norm, finite)
-    return secure.product(whole, whole), longest
+    return secure.product(whole, whole), _longest(scale, norm, finite)
+
+
+@jax.jit
+def traced_gram(X: jax.Array, column_bound: float) -> jax.Array:
+    """The same sum of floats without rounding, for an X that a JAX transformation traces.
+
+    It is as wide as JAX's default floats, by which the guarantee tells whether rounding counts.
+    """
+    columns = _finite(X.astype(jnp.promote_types(X.dtype, jnp.result_type(float))))
+    columns = into_ball(columns, column_bound, axis=0)
+    return jnp.matmul(columns, columns.T, precision=jax.lax.Precision.HIGHEST)
 
 
 @in_float64
-def exact_gram(X, column_bound: float):
-    columns = jnp.asarray(X).astype(jnp.float64)
-    columns = jnp.where(jnp.isfinite(columns).all(axis=0), columns, 0)
+def traced_exact_gram(X: jax.Array, column_bound: float) -> jax.Array:
+    """The sum of integers of `clipped_gram`, traced; ValueError under `jit` with 64-bit types off."""
+    columns = _finite(jnp.asarray(X).astype(jnp.float64))
     rows = into_ball(columns, column_bound, axis=0).T / column_bound
     whole = secure.whole_rows(rows, secure.FACTOR_STEPS, jnp)
     secure.check_sum(len(rows), secure.norm_bound(secure.FACTOR_STEPS, rows.shape[1]) ** 2)
@@ -214,10 +162,14 @@ def exact_gram(X, column_bound: float):
     def product(block):  # of at most 2¹⁶ rows, as in `secure.product`
         return jnp.matmul(block.T, block, precision=jax.lax.Precision.HIGHEST).astype(jnp.int64)
 
-    blocks = jnp.pad(whole, ((0, -len(rows) % 2**16 if len(rows) > 2**16 else 0), (0, 0)))
-    return jax.lax.map(product, blocks.reshape(-1, min(len(blocks), 2**16), rows.shape[1])).sum(
-        axis=0
-    )
+    size = max(1, min(len(rows), 2**16))
+    blocks = jnp.pad(whole, ((0, -len(rows) % size), (0, 0)))
+    return jax.lax.map(product, blocks.reshape(-1, size, rows.shape[1])).sum(axis=0)
+
+
+def _finite(columns: jax.Array) -> jax.Array:
+    """The columns, of which those that hold NaN or an infinity become zero."""
+    return jnp.where(jnp.isfinite(columns).all(axis=0), columns, 0)
 
 
 def _safe_scale(peak):

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from dp_accounting import DpEvent, NeighboringRelation
 
 from dpx import noise
-from dpx._validate import check_number, check_relation
-from dpx.gram import accounting
+from dpx.gram.accounting import Columns
 from dpx.privacy import gaussian_noise_multiplier
 
 MECHANISMS = ("gaussian", "sampling")
@@ -35,9 +34,10 @@ class Planned(NamedTuple):
     noise_std: float | None
 
 
-def check_options(mechanism, eta, calibration, assume_good: bool, secure: bool, **bounds) -> None:
-    """Raises ValueError for bounds out of range and for options that the mechanism does not have."""
-    change = accounting.sensitivity(**bounds)
+def check_options(
+    mechanism, eta, calibration, assume_good: bool, secure: bool, columns: Columns
+) -> None:
+    """Raises ValueError for options that the mechanism does not have."""
     if mechanism == "sampling":
         if secure:
             raise ValueError(
@@ -45,7 +45,8 @@ def check_options(mechanism, eta, calibration, assume_good: bool, secure: bool, 
             )
         if eta is None:
             raise ValueError(
-                f"eta=None: mechanism='sampling' needs an eta above the sensitivity, {change:.6g}"
+                f"eta=None: mechanism='sampling' needs an eta above the sensitivity, "
+                f"{columns.sensitivity:.6g}"
             )
     elif eta is not None or assume_good:
         raise ValueError(f"eta={eta}, assume_good={assume_good} are for mechanism='sampling': omit")
@@ -55,27 +56,15 @@ def check_options(mechanism, eta, calibration, assume_good: bool, secure: bool, 
         )
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Additive noise
-
-
-def gaussian(
-    epsilon: float,
-    delta: float,
-    *,
-    n: int,
-    column_bound: float,
-    max_column_change: float | None,
-    neighboring: NeighboringRelation,
-) -> Planned:
+def gaussian(epsilon: float, delta: float, n: int, columns: Columns) -> Planned:
     """XXᵀ + symmetric Gaussian noise of standard deviation F·m on the diagonal; see `dpx.gram.release`.
 
     F is the sensitivity for columns that were rounded to integers. Under a JAX transformation sums are of
     floats and get the same noise, so that the guarantee of a release does not depend on it.
     """
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
-    change = whole_sensitivity(n, column_bound, max_column_change, neighboring)
+    grid = columns.worth
+    change = columns.rounded(n).sensitivity
     std = change * grid * multiplier
     draw = partial(_perturb, sensitivity=change, multiplier=multiplier, grid=grid)
     return Planned(
@@ -105,21 +94,5 @@ def rounded_sensitivity(
     neighboring: NeighboringRelation | str,
 ) -> float:
     """The sensitivity F for columns of n rounded entries; the noise has standard deviation F·m."""
-    column_bound = check_number(column_bound, "column_bound")
-    if max_column_change is not None:
-        max_column_change = check_number(max_column_change, "max_column_change")
-    bounds = column_bound, max_column_change, check_relation(neighboring, "neighboring")
-    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
-    return whole_sensitivity(n, *bounds) * grid
-
-
-def whole_sensitivity(
-    n: int, column_bound: float, max_column_change: float | None, neighboring: NeighboringRelation
-) -> float:
-    """The same F in units of α/2¹⁸. Rounding may lengthen columns and move two of them apart."""
-    steps = noise.secure.FACTOR_STEPS
-    longest = noise.secure.norm_bound(steps, n)
-    if max_column_change is not None:
-        apart = max_column_change / column_bound * steps + 2 * noise.secure.rounding(n)
-        max_column_change = min(apart, 2 * longest)
-    return accounting.sensitivity(longest, max_column_change, neighboring)
+    columns = Columns(column_bound, max_column_change, neighboring)
+    return columns.rounded(n).sensitivity * columns.worth

@@ -25,8 +25,8 @@ from dpx._validate import (
     check_relation,
 )
 from dpx.gram import mechanisms, wishart
-from dpx.gram.accounting import sensitivity
-from dpx.gram.columns import clipped_gram, leading_rows
+from dpx.gram.accounting import Columns, Sampling
+from dpx.gram.columns import clipped_gram, leading_rows, traced_exact_gram, traced_gram
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
 from dpx.release import Partial, are_summed, total
 
@@ -126,35 +126,41 @@ def release(
         `jit` with 64-bit types off.
     """
     check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
-    bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
-    column_bound, max_column_change = bounds["column_bound"], bounds["max_column_change"]
-    mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
+    check_epsilon(epsilon)
+    check_delta(delta)
+    bounds = Columns(column_bound, max_column_change, neighboring)
+    column_bound = bounds.column_bound
+    mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, bounds)
     eta = None if eta is None else check_number(eta, "eta")
     noise.secure.check(key, secure)
+    sampled, exact = mechanism == "sampling", None
     if are_summed(X):
-        if mechanism != "gaussian":
+        if sampled:
             raise ValueError(f"mechanism={mechanism!r} must be 'gaussian' for a sum: pass X itself")
         exact = total(partial(statistic, column_bound=column_bound, clip=clip), X)
         n = exact.check("Gram matrix").options["n"]
     else:
-        exact, (n, X) = None, leading_rows(X)
-    planned: mechanisms.Planned
-    if mechanism == "sampling":
-        options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
-        planned = wishart.plan(epsilon, delta, n=n, **options, **bounds)
-        gram, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
-        if assume_good and n > columns:
-            raise ValueError(
-                f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave "
-                "it out"
-            )
+        n, X = leading_rows(X)
+    if sampled:
+        terms: Any = {"eta": eta, "n": n, "calibration": calibration, **vars(bounds)}
+        planned = wishart.plan(epsilon, delta, Sampling(**terms), shifted=not assume_good)
     else:
-        planned = mechanisms.gaussian(epsilon, delta, n=n, **bounds)
-        if isinstance(X, Tracer) and not secure:
-            gram, _ = clipped_gram(X, column_bound, clip=clip)
-        else:
-            exact = exact or statistic(X, column_bound=column_bound, clip=clip)
-            (gram,) = exact.check("Gram matrix", column_bound=column_bound, clip=clip).sums
+        planned = mechanisms.gaussian(epsilon, delta, n, bounds)
+    if isinstance(X, Tracer) and not secure:
+        if not clip:
+            raise ValueError(
+                "clip=False cannot be checked under a JAX transformation: use clip=True"
+            )
+        gram = (traced_exact_gram if sampled else traced_gram)(X, column_bound)
+        columns = X.shape[1]
+    else:
+        exact = exact or statistic(X, column_bound=column_bound, clip=clip)
+        (gram,) = exact.check("Gram matrix", column_bound=column_bound, clip=clip).sums
+        columns = exact.num_records
+    if assume_good and n > columns:
+        raise ValueError(
+            f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave it out"
+        )
     with wide_sums(key, gram):
         matrix = jnp.asarray(planned.draw(key, gram), float)
         if psd:
@@ -166,14 +172,12 @@ def release(
         guarantee=PrivacyGuarantee(
             epsilon=epsilon,
             delta=delta,
-            neighboring=bounds["neighboring"],
-            unit=_unit(column_bound, max_column_change),
+            neighboring=check_relation(bounds.neighboring, "neighboring"),
+            unit=_unit(bounds),
             mechanism=planned.described,
-            assumptions=_assumptions(
-                column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
-            ),
+            assumptions=_assumptions(bounds, eta, clip, assume_good),
             event=planned.event,
-        ).assuming(*(rounding_assumption(key, gram) if mechanism == "gaussian" else ())),
+        ).assuming(*(() if sampled else rounding_assumption(key, gram))),
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )
@@ -190,23 +194,10 @@ def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
     n, X = leading_rows(X)
     if isinstance(X, Tracer):
         raise ValueError("a sum of integers cannot be traced: call it outside jit and vmap")
-    matrix, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
+    matrix, columns = clipped_gram(X, column_bound, clip=clip)
     options = {"column_bound": column_bound, "clip": clip, "n": n}
     longest = noise.secure.norm_bound(noise.secure.FACTOR_STEPS, n)
-    return Partial("Gram matrix", options, (np.asarray(matrix),), columns, longest**2)
-
-
-def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring) -> dict[str, Any]:
-    check_epsilon(epsilon)
-    check_delta(delta)
-    sensitivity(column_bound, max_column_change, neighboring)
-    # In 64 bits, since results computed from 16-bit numbers, the noise among them, would have 16 bits.
-    change = max_column_change
-    return {
-        "column_bound": float(column_bound),
-        "max_column_change": None if change is None else float(change),
-        "neighboring": check_relation(neighboring, "neighboring"),
-    }
+    return Partial("Gram matrix", options, (matrix,), columns, longest**2)
 
 
 def as_printed() -> dict[str, Any]:
@@ -237,24 +228,25 @@ def planned_guarantee(
         epsilon,
         delta,
         neighboring=neighboring,
-        unit=_unit(column_bound, max_column_change),
+        unit=_unit(Columns(column_bound, max_column_change, neighboring)),
         mechanism="XXᵀ + symmetric Gaussian noise",
     )
 
 
-def _unit(column_bound: float, max_column_change: float | None) -> str:
-    if max_column_change is None or max_column_change >= 2 * column_bound:
+def _unit(bounds: Columns) -> str:
+    change = bounds.max_column_change
+    if change is None or change >= 2 * bounds.column_bound:
         return "column of X"
-    return f"column of X, moved by at most max_column_change={max_column_change:g}"
+    return f"column of X, moved by at most max_column_change={change:g}"
 
 
-def _assumptions(
-    column_bound, eta, clip: bool, assume_good: bool, comes_or_goes: bool
-) -> tuple[str, ...]:
-    public = "number of rows of X is" if comes_or_goes else "shape of X is"
-    stated = [f"the {public} public"]
+def _assumptions(bounds: Columns, eta, clip: bool, assume_good: bool) -> tuple[str, ...]:
+    comes_or_goes = bounds.neighboring is ADD_OR_REMOVE_ONE
+    stated = [f"the {'number of rows' if comes_or_goes else 'shape'} of X is public"]
     if not clip:
-        stated.append(f"data within the declared bounds: columns of norm at most {column_bound:g}")
+        stated.append(
+            f"data within the declared bounds: columns of norm at most {bounds.column_bound:g}"
+        )
     if assume_good:
         stated.append(
             f"XXᵀ ⪰ eta·I with eta={eta:g}, for X and for its neighbours once columns are rounded; this is "

@@ -40,19 +40,21 @@ w = √(2x') (which has probability e^(−x'), because a norm is 1-Lipschitz in 
 At (1, 1e-6), η = 200α² and n = 16 this is c = 9e-7.
 """
 
+import dataclasses
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from dp_accounting import NeighboringRelation
 from jax.core import Tracer
 
 from dpx import _watch
 from dpx._numerics import in_float64
 from dpx.gram import accounting
-from dpx.gram.mechanisms import Planned, whole_sensitivity
-from dpx.noise import coupled, grid, secure
+from dpx.gram.accounting import Sampling
+from dpx.gram.mechanisms import Planned
+from dpx.noise import coupled, grid
 from dpx.privacy import REPLACE_ONE
 
 _GRID = 2.0**-6  # the step of the grid, in units of √(η/k)
@@ -61,41 +63,24 @@ _SHARES = [2.0 ** -(exponent / 2) for exponent in range(40, 11, -1)]
 _TRACE = 2.0**62  # the largest trace of a sum of integer columns: `dpx.noise.secure.check_sum`
 
 
-def plan(
-    epsilon: float,
-    delta: float,
-    *,
-    n: int,
-    column_bound: float,
-    max_column_change: float | None,
-    neighboring: NeighboringRelation,
-    eta: float,
-    calibration: str,
-    shifted: bool,
-) -> Planned:
+def plan(epsilon: float, delta: float, terms: Sampling, *, shifted: bool) -> Planned:
     """The mean of k outer products of N(0, XXᵀ + ηI) samples, minus ηI; see `dpx.gram.release`.
+
+    Without the shift, XXᵀ ⪰ ηI is taken as a promise.
 
     Raises:
       ValueError: if no k ≥ n is admissible.
     """
-    terms = {
-        "column_bound": column_bound,
-        "max_column_change": max_column_change,
-        "eta": eta,
-        "n": n,
-        "calibration": calibration,
-        "neighboring": neighboring,
-    }
-    num_samples = _at_least_n(epsilon, delta, **terms)
+    num_samples = _at_least_n(epsilon, delta, terms)
     draw = partial(
         sampled_gram,
         num_samples=num_samples,
-        unit=_unit(column_bound),
-        eta=eta,
-        shift=eta if shifted else 0.0,
-        change=_change(**terms),
+        unit=terms.worth,
+        eta=terms.eta,
+        shift=terms.eta if shifted else 0.0,
+        change=_change(terms),
     )
-    described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
+    described = f"mean of {num_samples} Gaussian outer products, {terms.calibration} calibration"
     return Planned(draw, described, event=None, num_samples=num_samples, noise_std=None)
 
 
@@ -176,57 +161,51 @@ def _product(left, right):
 # How many samples
 
 
-def max_samples(
-    epsilon: float,
-    delta: float,
-    *,
-    column_bound: float,
-    max_column_change: float | None = None,
-    eta: float,
-    n: int,
-    calibration: str = "exact",
-    neighboring: NeighboringRelation | str = "replace_one",
-) -> int:
+def max_samples(epsilon: float, delta: float, **terms: Any) -> int:
     """The number k of samples that `dpx.gram.release` draws for a budget, which is nearly the largest.
 
     So many samples, drawn by a computer, are (epsilon, delta)-DP. In exact arithmetic a few more would be:
-    `dpx.gram.accounting.ideal_samples`, with the same arguments and errors.
+    `dpx.gram.accounting.ideal_samples`.
+
+    Args:
+      epsilon, delta: The budget.
+      **terms: The fields of `dpx.gram.accounting.Sampling`: column_bound, max_column_change, neighboring,
+        eta, n and calibration.
 
     Returns:
       k as a Python integer, 0 if no k is admissible. A release needs k ≥ n.
+
+    Raises:
+      ValueError: for an argument out of range.
     """
-    terms = {
-        "column_bound": column_bound,
-        "max_column_change": max_column_change,
-        "eta": eta,
-        "n": n,
-        "calibration": calibration,
-        "neighboring": neighboring,
-    }
-    real = min(accounting.ideal_samples(epsilon, delta, **terms), 2**53)
+    return _samples(epsilon, delta, Sampling(**terms))
+
+
+def _samples(epsilon: float, delta: float, terms: Sampling) -> int:
+    real = min(accounting.ideal_samples(epsilon, delta, terms), 2**53)
     # In 64 bits, since results computed from 16-bit numbers would be rounded to 16 bits.
     epsilon, delta = float(epsilon), float(delta)
-    terms |= {"column_bound": float(column_bound), "eta": float(eta)}
-    change, x = _change(**terms), epsilon - math.log(delta) + 30
+    change, x = _change(terms), epsilon - math.log(delta) + 30
     samples, cost = real, 0.0
     for share in _SHARES:  # the share of ε that pays for rounding
         cost = share * epsilon
         left = epsilon - 2 * cost, delta * math.exp(-cost) * (1 - 1e-12)
         samples = min(real, accounting.samples_at(*left, change)) if left[1] > 0 else 0
-        if samples < terms["n"] or price(samples, x, **terms) <= cost:
+        if samples < terms.n or price(samples, x, terms) <= cost:
             return samples
     # If rounding costs more than each of these shares, fewer samples are drawn until it does not.
-    while samples >= terms["n"] and price(samples, x, **terms) > cost:
+    while samples >= terms.n and price(samples, x, terms) > cost:
         samples = samples * 15 // 16
     return samples
 
 
-def price(num_samples: int, x: float, *, column_bound: float, eta: float, n: int, **_) -> float:
+def price(num_samples: int, x: float, terms: Sampling) -> float:
     """The c of the module's docstring: how far the program is from the exact mechanism outside of E."""
+    n = terms.n
     x += math.log(n**2 + 32 * n)
     w = math.sqrt(2 * x)
     rows = math.sqrt(num_samples) + 2 * n + (math.sqrt(n) + 4) * w + w**2 / 16
-    spread = n * math.sqrt(_trace(column_bound, eta, n) / eta) / _GRID * (n + 64) * _ULP * rows
+    spread = n * math.sqrt(_trace(terms) / terms.eta) / _GRID * (n + 64) * _ULP * rows
     depth = (max(num_samples - n + 1, coupled.SUMMED + 1) - 2 / 3) / 2
     if x / (3 * depth) > 600:
         return math.inf
@@ -234,46 +213,41 @@ def price(num_samples: int, x: float, *, column_bound: float, eta: float, n: int
     return spread + n**2 * grid.SHARE + 2 * n * (2.0**-40 * x + 2.0**-47 * slope)
 
 
-def _trace(column_bound: float, eta: float, n: int) -> float:
+def _trace(terms: Sampling) -> float:
     """The largest trace of a covariance, with a margin for rounding."""
-    return (_TRACE * _unit(column_bound) + n * eta) * (1 + 2.0**-20)
+    return (_TRACE * terms.worth + terms.n * terms.eta) * (1 + 2.0**-20)
 
 
-def _unit(column_bound: float) -> float:
-    return (column_bound / secure.FACTOR_STEPS) ** 2
-
-
-def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> float:
+def _change(terms: Sampling) -> float:
     """The bound on the relative change of LLᵀ, which is infinite unless η − D is positive."""
-    bounds = column_bound, max_column_change, neighboring
-    off = 2 * _ULP * (n + 8) * _trace(column_bound, eta, n)
-    if off >= eta:
+    off = 2 * _ULP * (terms.n + 8) * _trace(terms)
+    if off >= terms.eta:
         return math.inf
-    return (whole_sensitivity(n, *bounds) * _unit(column_bound) + 2 * off) / (eta - off)
+    change = terms.rounded(terms.n).sensitivity * terms.worth
+    return (change + 2 * off) / (terms.eta - off)
 
 
-def _at_least_n(epsilon: float, delta: float, **terms) -> int:
+def _at_least_n(epsilon: float, delta: float, terms: Sampling) -> int:
     """`max_samples`, or, if they are fewer than n, an error that names an ε, η and β that admit n."""
-    samples = max_samples(epsilon, delta, **terms)
-    n, eta, max_column_change = terms["n"], terms["eta"], terms["max_column_change"]
-    if samples >= n:
+    samples = _samples(epsilon, delta, terms)
+    if samples >= terms.n:
         return samples
 
     def admits(spent=epsilon, **changed) -> bool:
-        return max_samples(spent, delta, **(terms | changed)) >= n
+        return _samples(spent, delta, dataclasses.replace(terms, **changed)) >= terms.n
 
-    remedies = [f"eta ≥ {_boundary(lambda value: admits(eta=value), eta):.4g}"]
+    remedies = [f"eta ≥ {_boundary(lambda value: admits(eta=value), terms.eta):.4g}"]
     if admits(1e8):
         remedies.append(f"epsilon ≥ {_boundary(admits, epsilon):.4g}")
-    if terms["neighboring"] is REPLACE_ONE:
-        start = 2 * terms["column_bound"] if max_column_change is None else max_column_change
+    if terms.neighboring is REPLACE_ONE:
+        start = terms.largest_change
         smallest = _boundary(lambda value: admits(max_column_change=start**2 / value), start)
         remedies.append(f"max_column_change ≤ {start**2 / smallest:.4g}")
     raise ValueError(
-        f"no admissible number of samples: epsilon={epsilon}, delta={delta}, eta={eta}, "
-        f"max_column_change={max_column_change}, "
-        f"column_bound={terms['column_bound']} allow {samples}, and n={n} are needed for a matrix of full "
-        f"rank; use {' or '.join(remedies)}, or mechanism='gaussian'"
+        f"no admissible number of samples: epsilon={epsilon}, delta={delta}, eta={terms.eta}, "
+        f"max_column_change={terms.max_column_change}, column_bound={terms.column_bound} allow {samples}, "
+        f"and n={terms.n} are needed for a matrix of full rank; use {' or '.join(remedies)}, or "
+        "mechanism='gaussian'"
     )
 
 

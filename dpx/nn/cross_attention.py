@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from dpx._numerics import into_ball
+from dpx._numerics import into_ball, is_traced
 from dpx.attention import dot_product_attention
 from dpx.cross_attention import sketch
-from dpx.cross_attention.domain import Domain, is_concrete
+from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, RandomFeatures
 from dpx.privacy import (
     REPLACE_ONE,
@@ -184,7 +184,7 @@ class PrivateCrossAttention(nnx.Module):
           ValueError: outside `jit`, if nothing was remembered.
         """
         budget = self.budget[...]
-        if is_concrete(budget) and not budget[0]:
+        if not is_traced(budget) and not budget[0]:
             raise ValueError("nothing is remembered yet: call remember(key, memory, …) first")
         lead = x.shape[:-1]
         q = into_ball(self._heads(self.query(x.reshape(-1, x.shape[-1]))), self.domain.query_bound)

@@ -14,8 +14,7 @@ float64 arrays.
 from dpx.noisy_head import moment_sums
 from dpx.noisy_head.accounting import Descent, as_printed
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
-from dpx.noisy_head.moment_sums import fit_one_shot
-from dpx.noisy_head.one_shot import calibrate_one_shot, one_shot
+from dpx.noisy_head.moment_sums import calibrate_one_shot, fit_one_shot, one_shot
 from dpx.noisy_head.prediction_error import empirical_risk, population_risk
 from dpx.noisy_head.prompts import (
     Features,

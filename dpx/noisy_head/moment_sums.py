@@ -6,21 +6,24 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import projections
 
 from dpx._numerics import in_float64, is_traced
-from dpx._validate import check_positive
-from dpx.noise import secure
+from dpx._validate import check_key, check_positive
+from dpx.noise import release, secure
 from dpx.noisy_head.descent import Fit
-from dpx.noisy_head.one_shot import (
-    calibrate_one_shot,
-    joint_noise,
-    one_shot,
-    ridge_of,
-    rounded_bounds,
-)
 from dpx.noisy_head.prompts import Features, check_features
+from dpx.noisy_head.second_moments import one_at_a_time, second_moments
 from dpx.noisy_head.sensitivity import HyperParameters, check_hyper, enforce
+from dpx.privacy import (
+    REPLACE_ONE,
+    PrivacyGuarantee,
+    gaussian_guarantee,
+    gaussian_noise_multiplier,
+)
 from dpx.release import Blocks, Partial, total
+
+__all__ = ["fit_one_shot", "statistic"]
 
 _MOST_ROWS = 2**16  # multiplied at a time
 
@@ -84,10 +87,26 @@ def fit_one_shot(
     check_positive(regularization, "regularization")
     hyper = check_hyper(hyper)
     sums = total(functools.partial(statistic, hyper=hyper), features)
-    gamma = _gamma(
-        key, sums.check("second moments of prompts", hyper=tuple(hyper)), regularization, multiplier
+    sums.check("second moments of prompts", hyper=tuple(hyper))
+    return Fit(_gamma(key, sums, hyper, regularization, multiplier), guarantee, multiplier)
+
+
+def calibrate_one_shot(epsilon: float, delta: float) -> tuple[float, PrivacyGuarantee]:
+    """The noise multiplier of `one_shot` for (ε, δ)-DP, per unit of joint sensitivity, and the guarantee.
+
+    Raises:
+      ValueError: for ε or δ out of range.
+    """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    return multiplier, gaussian_guarantee(
+        epsilon,
+        delta,
+        neighboring=REPLACE_ONE,
+        unit="prompt",
+        mechanism=f"second moments released once, noise multiplier {multiplier:.6g} on their joint "
+        "sensitivity, then ridge",
+        assumptions=("the number of prompts is public",),
     )
-    return Fit(gamma, guarantee, multiplier)
 
 
 @in_float64
@@ -117,11 +136,85 @@ def statistic(block: Features, *, hyper: HyperParameters) -> Partial:
 
 
 @in_float64
-def _gamma(key: jax.Array, sums: Partial, regularization: float, multiplier: float) -> jax.Array:
-    H, h = sums.sums
-    hyper, dim = HyperParameters(*sums.options["hyper"]), sums.options["dim"]
-    C, G, _ = hyper
+def _gamma(key, sums: Partial, hyper: HyperParameters, regularization: float, multiplier: float):
+    (H, h), dim, (C, G, _) = sums.sums, sums.options["dim"], hyper
     worth = secure.FACTOR_STEPS**2 * sums.num_records
     exact = jnp.asarray(H * (G**2 / worth)), jnp.asarray(h.reshape(dim, dim) * (C * G / worth))
     stds = joint_noise(rounded_bounds(hyper, dim))
     return ridge_of(key, exact, sums.num_records, hyper, regularization, multiplier, stds)
+
+
+@in_float64
+def one_shot(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    noise_multiplier: float | jax.Array,
+) -> jax.Array:
+    """The Γ (D, D) of `fit_one_shot` at a given noise multiplier, which may be traced.
+
+    Here the sums are of 64-bit floats.
+    """
+    check_key(key)
+    check_positive(regularization, "regularization")
+    hyper = check_hyper(hyper)
+    features = check_features(features)
+    stds = joint_noise(rounded_bounds(hyper, features.query.shape[1]))
+    return _one_shot(key, features, hyper, regularization, noise_multiplier, stds)
+
+
+def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
+    """The standard deviations of the noise on N·H and on N·h, per unit of noise multiplier."""
+    C, G, _ = hyper
+    return 2 * math.sqrt(2) * G**2, 2 * C * G
+
+
+def rounded_bounds(hyper: HyperParameters, dim: int) -> HyperParameters:
+    """The bounds that hold after the entries of features were rounded to multiples of 2⁻¹⁸·G.
+
+    The noise is calibrated for these, whether features are rounded or not.
+    """
+    steps = secure.FACTOR_STEPS
+    longest = secure.norm_bound(steps, dim * dim) / steps
+    return hyper._replace(feature_radius=hyper.feature_radius * longest)
+
+
+@jax.jit
+def _one_shot(key, features, hyper, regularization, noise_multiplier, stds):
+    exact = second_moments(enforce(features, hyper))
+    count = len(features.target)
+    return ridge_of(key, exact, count, hyper, regularization, noise_multiplier, stds)
+
+
+@jax.jit
+def ridge_of(key, exact, num_prompts, hyper, regularization, noise_multiplier, stds):
+    """Releases the means (H, h) of the second moments, and returns the Γ (D, D) that follows from them."""
+    std_H, std_h = stds
+    dim = exact[1].shape[0]
+    H, h = release(
+        key,
+        exact,
+        sensitivity=(std_H / num_prompts, std_h / num_prompts),
+        noise_multiplier=noise_multiplier,
+        label="second moments",
+    )
+    values, vectors = _eigh(pair_symmetric(H.reshape((dim,) * 4)))
+    floor = dim * std_H * noise_multiplier / num_prompts
+    values = jnp.maximum(values, floor) + regularization
+    gamma = vectors @ ((vectors.T @ h.reshape(-1)) / values)
+    return projections.projection_l2_ball(gamma.reshape(dim, dim), hyper.parameter_radius)
+
+
+@one_at_a_time
+def _eigh(symmetric):
+    return tuple(jnp.linalg.eigh(symmetric))
+
+
+def pair_symmetric(moments: jax.Array) -> jax.Array:
+    """The array (D, D, D, D), indexed [i, k, j, l], made symmetric in i, j and in k, l, as (D², D²)."""
+    dim = moments.shape[0]
+    moments = (moments + moments.transpose(2, 1, 0, 3)) / 2
+    moments = (moments + moments.transpose(0, 3, 2, 1)) / 2
+    return moments.reshape(dim * dim, dim * dim)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from dpx._numerics import as_float64, in_float64, norm
-from dpx._validate import check_finite, check_integer, check_number, check_real
+from dpx._validate import check_finite, check_integer, check_number, check_positive, check_real
 
 _DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: they vectorise and fit into the cache
 
@@ -61,14 +61,14 @@ def sample_prompts(
     Raises:
       ValueError: for a size below 1 or a negative noise level.
     """
-    noise = _check_sizes(num_prompts, length, dim, noise_std)
+    noise = check_sizes(num_prompts, length, dim, noise_std)
     return _sample_prompts(key, noise, num_prompts, length, dim)
 
 
 @in_float64
 def sample_prompt(key: jax.Array, length: int, dim: int, *, noise_std: float = 0.0) -> Prompts:
     """One prompt, x (1, L+1, D) and y (1, L+1): prompt k of `sample_prompts` has key `split(key, N)[k]`."""
-    noise = _check_sizes(1, length, dim, noise_std)
+    noise = check_sizes(1, length, dim, noise_std)
     x, y = _draw(key, length, dim, noise)
     return Prompts(x[None], y[None])
 
@@ -88,7 +88,7 @@ def sample_features(
 
     It needs memory for 2ND + N numbers. Args, returns and errors are those of the two functions.
     """
-    noise = _check_sizes(num_prompts, length, dim, noise_std)
+    noise = check_sizes(num_prompts, length, dim, noise_std)
     _check_bounds(response_clip, feature_radius)
     options = (noise, response_clip, feature_radius)
     return _sample_features(key, options, num_prompts, length, dim)
@@ -236,14 +236,13 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
     return Features(query, context, target)
 
 
-def _check_sizes(num_prompts, length, dim, noise_std):
+def check_sizes(num_prompts, length, dim, noise_std):
     """Checks the sizes and returns the noise level, or None if it is zero, so that no noise is drawn."""
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
         check_integer(size, name)
     if isinstance(noise_std, Tracer):
         return noise_std
-    if not 0 <= check_number(noise_std, "noise_std") < float("inf"):
-        raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
+    check_positive(noise_std, "noise_std", zero=True)
     return noise_std or None
 
 

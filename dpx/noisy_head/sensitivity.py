@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from scipy import special
 
 from dpx._numerics import norm
-from dpx._validate import check_choice, check_integer, check_number, check_positive
-from dpx.noisy_head.prompts import Features
+from dpx._validate import check_choice, check_number, check_positive
+from dpx.noisy_head.prompts import Features, check_sizes
 
 # A step shrinks Γ by 1 − aλη: as printed a = 2, which converges to ridge with 2λ; for (2.7) a = 1.
 DECAY = {"paper": 2.0, "ridge": 1.0}
@@ -67,11 +67,8 @@ def hyperparameters(
     Raises:
       ValueError: for an argument out of range.
     """
-    for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
-        check_integer(size, name)
+    check_sizes(num_prompts, length, dim, noise_std)
     check_positive(regularization, "regularization")
-    if not 0 <= check_number(noise_std, "noise_std") < math.inf:
-        raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
     if not 0 < check_number(kappa, "kappa") <= 1:
         raise ValueError(f"kappa={kappa} must be in (0, 1]: it is a failure probability")
     check_choice(objective, "objective", tuple(DECAY))

@@ -12,9 +12,7 @@ _TWO_STEPS = 3.0  # by how much evidence over a third item lowers the threshold 
 _LARGEST = 2.0  # the most by which it lowers a threshold
 _SURE = 4.0  # the excess at which a pair is full evidence for others
 _FEW = 2.0  # the least total excess of an item's pairs by which evidence is divided
-_APART = (
-    0.2  # how much more a pair needs for each standard deviation between the lateness of its items
-)
+_APART = 0.2  # what a pair needs more for each standard deviation between the lateness of its items
 
 
 def thresholds(

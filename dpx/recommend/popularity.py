@@ -53,8 +53,7 @@ def fit(
       epsilon, delta: The budget.
       l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each of them.
       age_decay: In (0, 1]. Below 1, an item counts age_decay^a before the norm is taken, where a is the
-        number
-        of items after its last occurrence: late items say more about what comes next.
+        number of items after its last occurrence: late items say more about what comes next.
       unit: What one history is.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 

@@ -225,9 +225,8 @@ def attention_weights(
     Returns:
       (K, K) float32.
     """
-    sparse_estimate = np.maximum(
-        estimate - threshold * standard_error, 0
-    )  # 0 for an entry that no round has summed
+    # An entry that no round has summed is 0.
+    sparse_estimate = np.maximum(estimate - threshold * standard_error, 0)
     np.fill_diagonal(sparse_estimate, 0)
     if second_step == 0:
         return sparse_estimate

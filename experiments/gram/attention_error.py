@@ -11,8 +11,7 @@ import numpy as np
 from scipy import stats
 
 from dpx import gram, privacy
-from dpx.gram.accounting import sensitivity
-from dpx.gram.columns import clipped_gram
+from dpx.gram.accounting import Columns
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments.gram import error_figures
@@ -64,7 +63,7 @@ def _numbers(config) -> dict:
     column_bound = config.slack * _column_length(config)
     max_column_change = 2 * column_bound * config.max_column_change_fraction
     eta = config.eta_fraction * config.logit_bound
-    change = sensitivity(column_bound, max_column_change, "replace_one")
+    change = gram.frobenius_sensitivity(column_bound, max_column_change)
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     bounds = column_bound, max_column_change, "replace_one"
     rounded = gram.rounded_sensitivity(config.rows, *bounds)
@@ -121,7 +120,7 @@ def run(config, workdir: Path) -> Outcome:
         words = f"mean of {counts['sampling_loose']} Gaussian outer products, exact calibration at t = 2αβ/η"
         guarantees["sampling_loose"] = dataclasses.replace(guarantees["sampling"], mechanism=words)
 
-    exact, _ = clipped_gram(X, planned["column_bound"])
+    exact = total.sums[0] * Columns(planned["column_bound"]).worth
     logit_bound, noise_std = float(np.abs(exact).max()), planned["gaussian/noise_std"]
     _progress(f"{config.trials} draws of each row's noise")
     measures = []

@@ -11,7 +11,7 @@ from dpx import _storage as storage
 from dpx import gram
 from dpx._validate import check_choice, check_positive
 from dpx.data.arrays import load_array
-from dpx.gram.accounting import sensitivity
+from dpx.gram.accounting import Columns
 from dpx.gram.attend import KERNELS
 from dpx.launch import plotting
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
@@ -31,7 +31,7 @@ def validate(config) -> None:
             "that is known without looking at the data; longer columns are projected"
         )
     check_positive(config.column_bound, "config.column_bound")
-    sensitivity(config.column_bound, config.max_column_change, config.neighboring)
+    Columns(config.column_bound, config.max_column_change, config.neighboring)
     check_choice(config.kernel, "config.kernel", KERNELS)
     X = read(config)
     stored = X.T if config.data.transpose else X

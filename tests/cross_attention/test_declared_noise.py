@@ -1,7 +1,6 @@
 """Noise of private memories and what they assume, from public numbers alone, without a release."""
 
 import math
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,11 @@ from cross_attention_memory import BUDGET, KEY
 from dp_accounting.pld import common, privacy_loss_distribution
 
 import dpx
-from dpx.cross_attention import Domain, MemoryWarning, Sketch, sketch, trees
-from dpx.cross_attention.sketch import choice, expected, sums
+from dpx.cross_attention import Domain, Sketch, sketch, trees
+from dpx.cross_attention.sketch import choice, sums
 from dpx.cross_attention.trees import distances as distance_trees
-from dpx.cross_attention.trees import leaf_sums, node_noise, structures
+from dpx.cross_attention.trees import leaf_sums, node_noise
+from dpx.cross_attention.trees.structures import Structures
 from dpx.noise import TruncatedLaplace
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
@@ -42,10 +42,7 @@ def test_a_sketch_has_the_same_noise_under_jit():
     """The squares of what a row moves in each head add up, also where sums are of floats."""
     known = domain()
     features = choice.choose_features(known, degree=2)
-    shapes = (
-        jax.ShapeDtypeStruct((4, 7, 2), jnp.float32),
-        jax.ShapeDtypeStruct((4, 7, 3), jnp.float32),
-    )
+    shapes = (jax.ShapeDtypeStruct((4, 7, columns), jnp.float32) for columns in (2, 3))
 
     def build(K, V):
         return sketch.build(KEY, K, V, domain=known, features=features, clip=True, **BUDGET)
@@ -61,12 +58,18 @@ def moved(nodes, depth):
     return 1 / math.sqrt(depth * np.sum(1 / np.square(nodes.sensitivity)))
 
 
+def structures(*noise_and_budget):
+    """Three features of a memory with four columns."""
+    known = domain()
+    return Structures(known, trees.choose_features(known, degree=1), *noise_and_budget)
+
+
+ROUNDING = 2 * 0.51 * math.hypot(2, 2 * math.sqrt(3)) / LEAF  # of one column, with Laplace noise
+
+
 @pytest.mark.parametrize("copies", [1, 3])
 def test_gaussian_trees_of_a_memory_cover_the_rounding_of_a_row(copies):
-    known = domain()
-    nodes, _ = structures.noise_of(
-        "gaussian", "exact", np.array([1.0, 0.5]), known, 5, copies, *BUDGET.values()
-    )
+    nodes, _ = structures().nodes(5, copies, *BUDGET.values())
     norm = 2 * math.sqrt(3)
     rounding = 2 * 0.51 * math.sqrt(4) * math.hypot(norm, norm) / LEAF
     assert moved(nodes, 5) == pytest.approx(math.sqrt(copies) * (2 * norm + rounding), rel=1e-14)
@@ -74,22 +77,17 @@ def test_gaussian_trees_of_a_memory_cover_the_rounding_of_a_row(copies):
 
 
 def test_truncated_laplace_trees_of_a_memory_cover_the_rounding_of_a_row():
-    nodes, _ = structures.noise_of(
-        "truncated_laplace", "exact", np.array([1.0, 0.5]), domain(), 5, 1, *BUDGET.values()
-    )
-    rounding = 2 * 0.51 * math.hypot(2, 2 * math.sqrt(3)) / LEAF
-    np.testing.assert_allclose(nodes.sensitivity, 5 * (2 * 2.0 + rounding), rtol=1e-14)
-    epsilon, _ = node_noise.split_budget(*BUDGET.values(), 5 * 3 * 2 * 4)
-    np.testing.assert_allclose(nodes.law.scale, (2 * 2.0 + rounding) / epsilon, rtol=1e-14)
+    nodes, _ = structures("truncated_laplace").nodes(5, 1, *BUDGET.values())
+    np.testing.assert_allclose(nodes.sensitivity, 5 * (2 * 2.0 + ROUNDING), rtol=1e-14)
+    epsilon, _ = node_noise.split_budget(*BUDGET.values(), 5 * 3 * 3 * 4)
+    np.testing.assert_allclose(nodes.law.scale, (2 * 2.0 + ROUNDING) / epsilon, rtol=1e-14)
 
 
 def test_the_papers_trees_of_a_memory_have_their_parts_of_the_budget():
     """Four columns in two copies, structures of Σ w and three features, five levels and three moments."""
-    nodes, _ = structures.noise_of(
-        "truncated_laplace", "paper", np.ones(4), domain(), 5, 2, *BUDGET.values()
-    )
+    nodes, _ = structures("truncated_laplace", "paper").nodes(5, 2, *BUDGET.values())
     first, others = node_noise.paper_budget(*BUDGET.values(), 3, 4 * 2)
-    change = 2 * 2.0 + 2 * 0.51 * math.hypot(2, 2 * math.sqrt(3)) / LEAF
+    change = 2 * 2.0 + ROUNDING
     for feature, (epsilon, delta) in enumerate([first, others, others, others]):
         law = TruncatedLaplace.calibrate(change, epsilon / 15, delta / 15)
         np.testing.assert_allclose(nodes.law.scale[feature], law.scale, rtol=1e-12)
@@ -149,12 +147,6 @@ def test_parts_of_the_papers_budget_compose_to_it(epsilon, features, copies):
     assert copies * (parts[0][1] + features * parts[1][1]) <= 1e-5 / 2 * (1 + 1e-9)
 
 
-def test_features_share_two_thirds_where_advanced_composition_brings_more():
-    first, others = node_noise.paper_budget(6000.0, 1e-5, 10_000, 1)
-    assert first[0] + 10_000 * others[0] == pytest.approx(6000.0)
-    assert first[1] + 10_000 * others[1] <= 1e-5
-
-
 @pytest.mark.quick_cases(
     "NeighboringRelation.ADD_OR_REMOVE_ONE-False", "NeighboringRelation.ADD_OR_REMOVE_ONE-True"
 )
@@ -192,12 +184,7 @@ def test_means_of_a_private_number_of_rows_are_over_one_at_least():
     np.testing.assert_array_equal(made.means, empty)
 
 
-@pytest.mark.parametrize(("error", "warns"), [(1.05, False), (1.2, True)])
-def test_a_memory_that_the_mean_would_beat_is_announced(error, warns, monkeypatch):
-    found = expected.ExpectedError(error, 0.0, 1.0, 0.9, "taylor", 2, 6, 1.0, 8)
-    monkeypatch.setattr(expected, "simulated", lambda *_: found)
-    features = choice.choose_features(domain(), degree=2)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        expected.warn_before(domain(), features, 100, 1.0, 1, None)
-    assert [each.category for each in seen] == [MemoryWarning] * warns
+def test_features_share_two_thirds_where_advanced_composition_brings_more():
+    (epsilon, delta), others = node_noise.paper_budget(6000.0, 1e-5, 10_000, 1)
+    assert epsilon + 10_000 * others[0] == pytest.approx(6000.0)
+    assert delta + 10_000 * others[1] <= 1e-5

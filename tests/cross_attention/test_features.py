@@ -73,8 +73,9 @@ def test_smallest_degree():
         assert degree % 2 == 0
         assert polynomial.relative_error(degree, -2, 2) <= tolerance
         assert polynomial.relative_error(degree - 2, -2, 2) > tolerance
-    with pytest.raises(ValueError, match="exponents reach"):
-        polynomial.smallest_degree(-500, 500)
+    for bound in (500, 2500):  # beyond all floats
+        with pytest.raises(ValueError, match="exponents reach"):
+            polynomial.smallest_degree(-bound, bound)
 
 
 @pytest.mark.slow
@@ -103,20 +104,21 @@ def test_random_directions_are_orthogonal_blocks_of_gaussians():
     np.testing.assert_allclose(jnp.cov(many.T), np.eye(4), atol=0.06)
 
 
-def test_misuse_raises():
-    with pytest.raises(ValueError, match="dim=0"):
-        PolynomialFeatures(0, 2)
-    with pytest.raises(ValueError, match="scale=-1"):
-        PolynomialFeatures(2, 2, -1)
-    with pytest.raises(ValueError, match=r"r = 225792840 features.*random features"):
-        PolynomialFeatures(20, 12)
-    with pytest.raises(ValueError, match="num_features=0"):
-        RandomFeatures.draw(jax.random.key(0), 0, 2)
-    with pytest.raises(ValueError, match="scale=0"):
-        RandomFeatures.draw(jax.random.key(0), 4, 2, 0.0)
-    for dim, degree in ((2.5, 2), (2, 2.5), (None, 2), (2, np.nan)):
-        with pytest.raises(ValueError, match="must be a"):
-            PolynomialFeatures(dim, degree)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: PolynomialFeatures(0, 2), "dim=0"),
+        (lambda: PolynomialFeatures(None, 2), "dim=None"),
+        (lambda: PolynomialFeatures(2, 2.5), "degree=2.5"),
+        (lambda: PolynomialFeatures(2, 2, -1), "scale=-1"),
+        (lambda: PolynomialFeatures(20, 12), r"r = 225792840 features.*random features"),
+        (lambda: RandomFeatures.draw(jax.random.key(0), 0, 2), "num_features=0"),
+        (lambda: RandomFeatures.draw(jax.random.key(0), 4, 2, 0.0), "scale=0"),
+    ],
+)
+def test_misuse_raises(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.slow
@@ -124,8 +126,6 @@ def test_integers_are_features_of_the_same_floats():
     features, x = PolynomialFeatures(2, 4, 1.5), np.array([[0, 1], [2, 3]])
     want = features(x.astype(np.float32))
     np.testing.assert_array_equal(features(x), want)
-    columns = [features.column(x, i) for i in range(features.num_features)]
-    np.testing.assert_allclose(np.stack(columns, -1), want, rtol=1e-5)
     features = RandomFeatures.draw(jax.random.key(0), 4, 2, 1.5)
     want = features.rows(x.T.astype(np.float32))
     np.testing.assert_array_equal(features.rows(x.T), want)
@@ -134,11 +134,6 @@ def test_integers_are_features_of_the_same_floats():
 
 def test_arrays_of_another_dimension_are_named():
     features = PolynomialFeatures(3, 2)
-    for call in (features, lambda x: features.column(x, 0), lambda x: features.rows(x.T)):
+    for call in (features, lambda x: features.rows(x.T)):
         with pytest.raises(ValueError, match=r"x has shape .*dim=3"):
             call(np.ones((5, 2)))
-
-
-def test_exponents_beyond_all_floats_raise_value_errors():
-    with pytest.raises(ValueError, match="exponents reach"):
-        polynomial.smallest_degree(-2500.0, 2500.0)

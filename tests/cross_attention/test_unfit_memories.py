@@ -32,6 +32,8 @@ def test_fresh_noise_is_for_one_head_and_one_row_of_queries(name):
     heads = {"K": K[None], "V": V[None]}
     with pytest.raises(ValueError, match=r"K has shape .* must be one matrix"):
         baselines.fresh_noise(KEY, Q, **heads, **BOX, **BUDGET)
+    with pytest.raises(ValueError, match="no heads"):
+        cross_attention.build(KEY, K[None][:0], V[None][:0], **BOX, **BUDGET)
 
 
 @pytest.mark.parametrize("module", [sketch, trees])
@@ -45,32 +47,6 @@ def test_a_domain_is_that_of_the_memory(module, columns):
         module.build(KEY, K, V, **about, **BUDGET, **bins)
     with pytest.raises(ValueError, match="which must be the domain's"):
         module.statistic((K, V), **about, **bins)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"K": K * (1 + 1j)}, "K has dtype complex"),
-        ({"V": V * (1 + 1j)}, "V has dtype complex"),
-        ({"K": np.full((6, 2), "a")}, "K has dtype <U1"),
-        ({"K": K[None][:0], "V": V[None][:0]}, "no heads"),
-    ],
-)
-def test_memories_are_real_numbers_of_one_head_or_more(changed, message):
-    with pytest.raises(ValueError, match=message):
-        cross_attention.build(KEY, **({"K": K, "V": V} | changed), **BOX, **BUDGET)
-
-
-def test_queries_are_real_numbers():
-    with pytest.raises(ValueError, match="Q has dtype complex"):
-        Domain.declare(K, V, **BOX).check_queries(Q * (1 + 1j))
-
-
-def test_trees_of_distances_have_a_bound_for_each_coordinate():
-    with pytest.raises(ValueError, match=r"bound has shape \(3,\)"):
-        cross_attention.DPTreeHighDim.build(
-            KEY, K, np.ones(6), bound=[1.0, 1.0, 1.0], weight_bound=1.0, **BUDGET
-        )
 
 
 @pytest.mark.slow

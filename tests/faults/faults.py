@@ -1260,14 +1260,14 @@ FAULTS = (
         "declared, features = _best(\n"
         "                declared, max(1, int(np.any(K, axis=-1).sum())), multiplier, scale is None, chosen\n"
         "            )",
-        "tests/cross_attention/test_chosen_features.py::test_the_choice_looks_at_no_key_and_no_value",
+        "tests/cross_attention/test_expected.py::test_the_choice_looks_at_no_key_and_no_value",
     ),
     Fault(
         "the choice of a memory's features looks at the private number of rows",
         "dpx/cross_attention/__init__.py",
         "n = np.shape(K)[-2] if declared.public_count else expected_records",
         "n = max(1, np.shape(K)[-2])",
-        "tests/cross_attention/test_chosen_features.py"
+        "tests/cross_attention/test_expected.py"
         "::test_the_number_of_rows_decides_nothing_where_it_is_private",
     ),
     Fault(
@@ -1380,8 +1380,8 @@ FAULTS = (
     Fault(
         "replacing a column costs what removing one does",
         "dpx/gram/accounting.py",
-        "if neighboring is REPLACE_ONE:\n        return",
-        "if neighboring is REPLACE_ONE:\n        return column_bound**2 if max_column_change is None else",
+        "            return frobenius_sensitivity(self.column_bound, self.largest_change)",
+        "            return self.column_bound**2",
         REPLACED.format("Gram, replace"),
     ),
     Fault(
@@ -1395,8 +1395,8 @@ FAULTS = (
     Fault(
         "the sampled Gram matrix has twice the samples that are admissible",
         "dpx/gram/wishart.py",
-        "num_samples = _at_least_n(epsilon, delta, **terms)",
-        "num_samples = 2 * _at_least_n(epsilon, delta, **terms)",
+        "num_samples = _at_least_n(epsilon, delta, terms)",
+        "num_samples = 2 * _at_least_n(epsilon, delta, terms)",
         PRICE.format("sampled Gram, replace"),
     ),
     Fault(
@@ -1466,8 +1466,8 @@ FAULTS = (
     Fault(
         "rounding of a Cholesky factor is not in how far a record moves it",
         "dpx/gram/wishart.py",
-        " + 2 * off) / (eta - off)",
-        ") / (eta - off)",
+        "(change + 2 * off) / (terms.eta - off)",
+        "change / (terms.eta - off)",
         "tests/gram/test_gram_sampling.py::test_what_a_program_may_differ_by_is_paid_for",
     ),
     Fault(
@@ -1637,29 +1637,29 @@ FAULTS = (
     Fault(
         "every level of a Gaussian tree has the whole budget",
         "dpx/cross_attention/trees/node_noise.py",
-        "return sensitivity * multiplier * np.sqrt(depth * worst.sum() / worst)",
-        "return sensitivity * multiplier * np.sqrt(worst.sum() / worst)",
+        "return sensitivity * np.sqrt(depth * worst.sum() / worst)",
+        "return sensitivity * np.sqrt(worst.sum() / worst)",
         "tests/cross_attention/test_tree_sums.py::test_gaussian_noise_spends_exactly_the_budget",
     ),
     Fault(
         "every moment of a truncated Laplace tree has the whole budget",
         "dpx/cross_attention/trees/node_noise.py",
-        "count = depth * (power + 1) * len(ranges)",
-        "count = depth * len(ranges)",
+        "count = depth * (power + 1) * len(ranges) * columns * copies",
+        "count = depth * len(ranges) * columns * copies",
         PRICE.format("DPTreeHighDim, truncated Laplace"),
     ),
     Fault(
         "every column of a truncated Laplace tree has the whole budget",
-        "dpx/cross_attention/trees/structures.py",
-        "levels * count * columns * copies)",
-        "levels * count * copies)",
+        "dpx/cross_attention/trees/node_noise.py",
+        "len(ranges) * columns * copies",
+        "len(ranges) * copies",
         PRICE.format("trees, truncated Laplace"),
     ),
     Fault(
         "every copy of a tree has the whole budget",
-        "dpx/cross_attention/trees/structures.py",
-        "change *= math.sqrt(copies)",
-        "change *= 1",
+        "dpx/cross_attention/trees/node_noise.py",
+        "math.sqrt(copies) * sensitivity",
+        "sensitivity",
         REPLACED.format("trees, two copies"),
     ),
     Fault(
@@ -1671,9 +1671,9 @@ FAULTS = (
     ),
     Fault(
         "all trees have the same noise",
-        "dpx/cross_attention/trees/distances.py",
-        "return jax.lax.map(one, (jax.random.split(key, count), leaves, nodes))",
-        "return jax.lax.map(one, (jnp.stack([key] * count), leaves, nodes))",
+        "dpx/cross_attention/trees/node_sums.py",
+        "(jax.random.split(key, len(leaves)), leaves, nodes)",
+        "(jnp.stack([key] * len(leaves)), leaves, nodes)",
         REPLACED.format("DPTreeHighDim"),
     ),
     # -----------------------------------------------------------------------------------------------------
@@ -1709,14 +1709,14 @@ FAULTS = (
     ),
     Fault(
         "√2 is missing in the joint sensitivity of the second moments",
-        "dpx/noisy_head/one_shot.py",
+        "dpx/noisy_head/moment_sums.py",
         "return 2 * math.sqrt(2) * G**2, 2 * C * G",
         "return 2 * G**2, 2 * C * G",
         "tests/noisy_head/test_noisy_head_sensitivity.py::test_joint_sensitivity_under_attack",
     ),
     Fault(
         "half of the noise is taken off the second moments",
-        "dpx/noisy_head/one_shot.py",
+        "dpx/noisy_head/moment_sums.py",
         "    values, vectors = _eigh(pair_symmetric(H.reshape((dim,) * 4)))",
         "    H = (H + exact[0]) / 2\n    values, vectors = _eigh(pair_symmetric(H.reshape((dim,) * 4)))",
         REPLACED.format("NoisyHead, one shot"),
@@ -2001,7 +2001,9 @@ FAULTS = (
         "the samples that a run plans are those of real numbers",
         "experiments/gram/attention_error.py",
         "        gram.max_samples,",
-        "        gram.accounting.ideal_samples,",
+        "        lambda *budget, **terms: gram.accounting.ideal_samples(\n"
+        "            *budget, gram.accounting.Sampling(**terms)\n"
+        "        ),",
         "tests/experiments/test_gram_experiment.py"
         "::test_the_error_experiment_runs_draws_and_ranks_the_mechanisms",
     ),
@@ -3215,8 +3217,8 @@ FAULTS = (
     Fault(
         "under jit every head of a sketch has the whole budget",
         "dpx/cross_attention/sketch/memory.py",
-        "change = whole_change(features, domain, heads) * whole_unit(largest)",
-        "change = whole_change(features, domain, 1) * whole_unit(largest)",
+        "whole, unit = whole_change(features, domain, heads), whole_unit(largest)",
+        "whole, unit = whole_change(features, domain, 1), whole_unit(largest)",
         "tests/cross_attention/test_declared_noise.py::test_a_sketch_has_the_same_noise_under_jit",
     ),
     Fault(
@@ -3229,8 +3231,8 @@ FAULTS = (
     Fault(
         "rounding is missing in the noise of trees of a memory",
         "dpx/cross_attention/trees/structures.py",
-        "change = 2 * domain.value_norm + leaf_sums.rounding(longest, columns)",
-        "change = 2 * domain.value_norm",
+        "change = 2 * self.constant + rounding",
+        "change = 2 * self.constant",
         "tests/cross_attention/test_declared_noise.py::test_gaussian_trees_of_a_memory_cover_the_rounding_of_a_row",
     ),
     Fault(
@@ -3256,9 +3258,9 @@ FAULTS = (
     ),
     Fault(
         "rounding is missing in how far a column may move",
-        "dpx/gram/mechanisms.py",
-        "* steps + 2 * noise.secure.rounding(n)",
-        "* steps",
+        "dpx/gram/accounting.py",
+        "* secure.FACTOR_STEPS + 2 * secure.rounding(n)",
+        "* secure.FACTOR_STEPS",
         "tests/gram/test_gram_accounting.py::test_columns_that_are_rounded_are_longer_and_farther_apart",
     ),
     Fault(
@@ -3403,8 +3405,8 @@ FAULTS = (
     Fault(
         "rows of trees are not clipped under jit",
         "dpx/cross_attention/trees/memory.py",
-        "        K, V = domain.enter(K, V, clip=clip)\n        known",
-        "        known",
+        "        K, V = domain.enter(K, V, clip=clip)\n        n, known",
+        "        n, known",
         "tests/cross_attention/test_unfit_memories.py::test_trees_clip_rows_under_jit",
     ),
     Fault(
@@ -4272,8 +4274,8 @@ FAULTS = (
     Fault(
         "traced columns of 32 bits are summed in 32 where the guarantee says nothing of rounding",
         "dpx/gram/columns.py",
-        "wide = jnp.promote_types(X.dtype, jnp.result_type(float))",
-        "wide = X.dtype",
+        "X.astype(jnp.promote_types(X.dtype, jnp.result_type(float)))",
+        "X",
         "tests/test_rounded_sums.py::test_where_nothing_is_said_sums_have_64_bits[Gram]",
     ),
 )

@@ -32,15 +32,8 @@ def sampling_draws(keys, covariance, k):
 
 def project(X, bound):
     """Columns projected one by one."""
-    columns = []
-    for u in np.asarray(X, np.float64).T:
-        norm = np.linalg.norm(u)
-        columns.append(u * min(1, bound / norm) if norm > 0 else u)
-    return np.array(columns).T
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The limiting case
+    lengths = np.linalg.norm(np.asarray(X, np.float64), axis=0)
+    return X * np.minimum(1, bound / np.maximum(lengths, 1e-300))
 
 
 @pytest.mark.slow
@@ -62,13 +55,10 @@ def test_huge_epsilon_gives_the_exact_matrix(X, kernel, neighboring):
 @pytest.mark.slow
 def test_paper_calibration_approaches_the_exact_matrix_as_its_shift_allows(X):
     exact = project(X, 1.0) @ project(X, 1.0).T
-    made = gram.release(KEY, X, mechanism="sampling", eta=1e7, calibration="paper", **BUDGET)
+    made = gram.release(KEY, X, eta=1e7, **BUDGET, **gram.as_printed())
+    assert made.guarantee.mechanism.endswith("Gaussian outer products, paper calibration")
     # Relative error about √(2/k) of the shift.
     assert np.abs(made.matrix - exact).max() < 6 * 1e7 * math.sqrt(2 / made.num_samples)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Distributions
 
 
 @pytest.mark.slow
@@ -84,21 +74,6 @@ def test_noise_has_the_stated_covariance():
     # In the coordinates of the Frobenius norm every direction has variance 1.
     direction = np.array([[1, 2, 0], [2, -1, 1], [0, 1, 3]]) / math.sqrt(21)
     assert stats.kstest(np.einsum("kij,ij->k", draws, direction), "norm").pvalue > 1e-3
-
-
-@pytest.mark.slow
-def test_noise_is_calibrated_to_the_sensitivity(X):
-    made = gram.release(KEY, X, max_column_change=0.4, **BUDGET)
-    multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-6)
-    exact = gram.frobenius_sensitivity(1.0, 0.4) * multiplier
-    assert exact <= made.noise_std <= exact * (1 + 1e-4)  # columns are rounded
-    assert made.guarantee.event.noise_multiplier == pytest.approx(multiplier)
-    exact = project(X, 1.0) @ project(X, 1.0).T
-    keys = jax.random.split(KEY, 2_000)
-    draws = jax.vmap(lambda k: gram.release(k, X, max_column_change=0.4, **BUDGET).matrix)(keys)
-    errors = np.asarray(draws) - exact
-    assert errors[:, 0, 0].std() == pytest.approx(made.noise_std, rel=0.06)
-    assert errors[:, 0, 1].std() == pytest.approx(made.noise_std / math.sqrt(2), rel=0.06)
 
 
 @pytest.mark.slow
@@ -132,14 +107,6 @@ def test_all_draws_of_a_sampled_matrix_have_keys_of_their_own(monkeypatch):
 
 
 @pytest.mark.slow
-def test_number_of_samples_beyond_32_bits_costs_nothing(X):
-    made = gram.release(
-        KEY, X, epsilon=100.0, delta=1e-6, column_bound=1.0, mechanism="sampling", eta=1e6
-    )
-    assert made.num_samples > 2**31
-
-
-@pytest.mark.slow
 def test_psd_projection_is_the_nearest_psd_matrix(X):
     about = BUDGET | {"epsilon": BUDGET["epsilon"] / 10}  # enough noise for negative eigenvalues
     noisy = np.asarray(gram.release(KEY, X, **about).matrix, np.float64)
@@ -148,10 +115,6 @@ def test_psd_projection_is_the_nearest_psd_matrix(X):
     assert np.linalg.eigvalsh(projected).min() > -1e-5
     negative = np.minimum(np.linalg.eigvalsh(noisy), 0)
     assert np.linalg.norm(noisy - projected) == pytest.approx(np.linalg.norm(negative), rel=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Compiled
 
 
 @pytest.mark.slow
@@ -166,16 +129,6 @@ def test_a_release_runs_under_jit_and_is_differentiable(X):
     assert np.abs(made.matrix - exact).max() < 5 * made.noise_std
     gradient = jax.grad(lambda X: gram.attention(gram.release(KEY, X, **BUDGET).matrix)[0, 1])(X)
     assert np.isfinite(gradient).all()
-
-
-def test_the_global_precision_is_left_alone(X):
-    made = gram.release(KEY, X, **BUDGET)
-    assert made.matrix.dtype == jnp.float32
-    assert jnp.zeros(1).dtype == jnp.float32
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Guarantees
 
 
 @pytest.mark.slow
@@ -213,31 +166,14 @@ def test_a_relation_is_the_enum_or_its_lower_case_name_everywhere(X, relation):
         gradient.sensitivity("replace")
 
 
-def test_the_papers_form_is_a_preset(X):
-    printed = gram.release(KEY, X, eta=1e4, **BUDGET, **gram.as_printed())
-    assert printed.guarantee.mechanism.endswith("Gaussian outer products, paper calibration")
-
-
-def test_two_gaussian_releases_compose_exactly(X):
-    one = gram.release(KEY, X, **BUDGET).guarantee
-    ledger = dpx.Ledger().spend(one, "first").spend(one, "second")
-    expected = dpx.gaussian_epsilon(one.event.noise_multiplier, 1e-6, compositions=2)
-    assert ledger.guarantee(1e-6).epsilon == pytest.approx(expected)
-
-
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "max_column_change", [pytest.param(0.3, marks=SLOW), pytest.param(1.0, marks=SLOW), 2.0]
-)
+@pytest.mark.parametrize("max_column_change", [0.3, 1.0, 2.0])
 def test_audit_of_additive_noise(max_column_change):
     assert 0.6 < bench_gram.audit_noise(max_column_change, 1_000_000).epsilon < 1.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eta", [pytest.param(30.0, marks=SLOW), 300.0])
+@pytest.mark.parametrize("eta", [30.0, 300.0])
 def test_audit_of_sampling(eta):
     assert 0.6 < bench_gram.audit_sampling(eta, 1_000_000).epsilon < 1.0
 

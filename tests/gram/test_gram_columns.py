@@ -12,16 +12,13 @@ from scipy import sparse
 from test_gram import BUDGET, KEY, SAMPLING, project
 
 from dpx import gram
-from dpx.gram.columns import clipped_gram
+from dpx.gram.accounting import Columns
+from dpx.gram.columns import clipped_gram, traced_gram
 
 
 @pytest.fixture
 def X():
     return np.random.default_rng(0).normal(size=(5, 300)) / 5
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Forms of X, and clipping
 
 
 @pytest.mark.quick_cases("gaussian-jax")
@@ -55,7 +52,9 @@ def test_a_memory_mapped_file_is_read_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr("dpx.gram.columns._BLOCK_ENTRIES", 4 * 64)
     matrix, columns = clipped_gram(mapped, 1.0)
     assert columns == 1001
-    np.testing.assert_allclose(matrix, project(X, 1.0) @ project(X, 1.0).T, rtol=1e-12)
+    np.testing.assert_array_equal(matrix, clipped_gram(X, 1.0)[0])
+    exact = project(X, 1.0) @ project(X, 1.0).T
+    np.testing.assert_allclose(matrix * Columns(1.0).worth, exact, rtol=1e-5, atol=1e-3)
 
 
 def test_clipping_is_the_projection_for_every_input():
@@ -63,28 +62,20 @@ def test_clipping_is_the_projection_for_every_input():
     half = 1 / math.sqrt(2)
     columns = np.array([[0.6, 0.1, 0, 0, 0, half], [0.8, 0.1, 0, 0, 0, half]])
     for form in (np.asarray, sparse.csr_matrix):
-        np.testing.assert_allclose(clipped_gram(form(X), 1.0)[0], columns @ columns.T, rtol=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Misuse
+        found = clipped_gram(form(X), 1.0)[0] * Columns(1.0).worth
+        np.testing.assert_allclose(found, columns @ columns.T, rtol=1e-5)
+    with jax.enable_x64(True):
+        found = jax.jit(traced_gram)(X, 1.0)
+    np.testing.assert_allclose(found, columns @ columns.T, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"epsilon": 0.0}, "epsilon=0.0"),
-        ({"delta": 1.0}, "delta=1.0"),
-        ({"column_bound": -1.0}, "column_bound=-1.0"),
-        ({"max_column_change": 2.5}, "max_column_change=2.5"),
         ({"mechanism": "laplace"}, "mechanism='laplace'"),
         ({"calibration": "paper"}, "calibration='paper'"),
         ({"eta": 1.0}, "eta=1.0"),
         ({"mechanism": "sampling"}, "eta=None"),
-        ({"mechanism": "sampling", "eta": -1.0}, "eta=-1.0"),
-        ({"mechanism": "sampling", "eta": 1.0}, "eta ≥"),
-        ({"mechanism": "sampling", "eta": 5.0}, "epsilon ≥"),
-        ({"mechanism": "sampling", "eta": 200.0, "calibration": "paper"}, "max_column_change ≤"),
         ({"clip": False}, "column_bound=1.0"),
         ({"neighboring": "remove"}, "neighboring='remove'"),
         ({"neighboring": "add_or_remove_one", "max_column_change": 1.0}, "max_column_change=1.0"),
@@ -96,11 +87,7 @@ def test_misuse_raises(X, changed, named):
         gram.release(KEY, X, **(BUDGET | changed))
 
 
-@pytest.mark.parametrize(
-    "remedy",
-    ["eta", "epsilon", "max_column_change"],
-    ids=lambda name: f"{name} of the message is admissible",
-)
+@pytest.mark.parametrize("remedy", ["eta", "epsilon", "max_column_change"])
 def test_the_values_named_in_the_message_are_admissible(X, remedy):
     terms = {"mechanism": "sampling", "eta": 5.0, "max_column_change": 2.0}
     with pytest.raises(ValueError, match="no admissible") as raised:
@@ -114,14 +101,11 @@ def test_the_values_named_in_the_message_are_admissible(X, remedy):
     [
         np.zeros(3),
         np.zeros((2, 2, 2)),
-        np.zeros((2, 2), complex),
-        np.array([["a"]]),
         [],
         [np.zeros((2, 3)), np.zeros((3, 3))],
         [[1.0, 2.0], [3.0, 4.0]],
         "abc",
         [b"abc"],
-        np.ma.masked_array([[100.0, 0.0]], mask=[[True, False]]),
         [np.zeros((1, 3)), np.ma.masked_array([[100.0, 0.0]], mask=[[True, False]])],
     ],
 )
@@ -146,31 +130,23 @@ def test_wide_promise_raises():
         gram.release(KEY, np.eye(5)[:, :3], assume_good=True, **BUDGET, **SAMPLING)
 
 
-def test_a_column_just_beyond_the_bound_is_not_taken_for_rounding():
-    with pytest.raises(ValueError, match=r"a column of norm 1\.00001, above column_bound=1"):
-        gram.release(KEY, np.array([[1.00001]]), clip=False, **BUDGET)
+@pytest.mark.parametrize("longest", [1.00001, 3.0, np.inf])
+def test_a_column_beyond_the_bound_is_named_whichever_block_holds_it(longest):
+    """The first one is longer by more than rounding."""
+    blocks = [np.array([[longest]]), np.array([[0.5]])]
+    with pytest.raises(ValueError, match=rf"norm {longest:.6g}, above column_bound=1"):
+        gram.release(KEY, iter(blocks), clip=False, **BUDGET)
 
 
-def test_a_column_beyond_the_bound_is_named_whichever_block_holds_it():
-    for longest in ([[3.0]], [[np.inf]]):
-        blocks = [np.array(longest), np.array([[0.5]])]
-        with pytest.raises(ValueError, match="a column of norm"):
-            gram.release(KEY, iter(blocks), clip=False, **BUDGET)
-
-
-def test_a_sum_is_released_with_the_clipping_that_it_was_made_with():
-    """A guarantee without `clip` assumes bounds that a sum with it does not need, and the reverse."""
-    for clip in (False, True):
-        total = gram.statistic(np.eye(2), column_bound=1.0, clip=clip)
-        with pytest.raises(ValueError, match=f"clip={not clip} must be {clip}"):
-            gram.release(KEY, total, clip=not clip, **BUDGET)
-
-
-def test_a_sum_is_released_with_the_bound_that_it_was_made_with():
-    """Its integers are in units of that bound, and would stand for another matrix."""
-    total = gram.statistic(np.eye(2), column_bound=2.0)
-    with pytest.raises(ValueError, match=r"column_bound=1\.0 must be 2\.0"):
-        gram.release(KEY, total, **(BUDGET | {"column_bound": 1.0}))
+@pytest.mark.parametrize("changed", [{"clip": False}, {"column_bound": 2.0}])
+def test_a_sum_is_released_with_the_clipping_that_it_was_made_with(changed):
+    """Of another bound its integers would stand for another matrix."""
+    about = {"column_bound": 1.0, "clip": True}
+    for made, released in ((about, about | changed), (about | changed, about)):
+        total = gram.statistic(np.eye(2), **made)
+        (name,) = changed
+        with pytest.raises(ValueError, match=f"{name}={released[name]} must be {made[name]}"):
+            gram.release(KEY, total, **(BUDGET | released))
 
 
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
@@ -192,9 +168,9 @@ def test_unchecked_clipping_under_jit_raises(X):
 )
 def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entry):
     X = np.array([[entry, 1e-36], [entry, 0.0]], dtype)
-    found = np.asarray(clipped_gram(X, 2.0)[0])
-    np.testing.assert_allclose(found, np.full((2, 2), 2.0), rtol=1e-6)
-    under_jit = jax.jit(lambda X: clipped_gram(X, 2.0)[0])(X.clip(max=3e38).astype(np.float32))
+    found = clipped_gram(X, 2.0)[0] * Columns(2.0).worth
+    np.testing.assert_allclose(found, np.full((2, 2), 2.0), rtol=1e-5)
+    under_jit = jax.jit(traced_gram)(X.clip(max=3e38).astype(np.float32), 2.0)
     np.testing.assert_allclose(under_jit, np.full((2, 2), 2.0), rtol=1e-5)
 
 

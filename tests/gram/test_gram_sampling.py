@@ -10,27 +10,17 @@ from scipy import stats
 
 from dpx import gram
 from dpx.gram import accounting, wishart
-from dpx.gram.columns import clipped_gram
+from dpx.gram.accounting import Sampling
+from dpx.gram.columns import clipped_gram, traced_exact_gram
 from dpx.noise import coupled
 
 KEY = jax.random.key(6)
-TERMS = {
-    "column_bound": 1.0,
-    "max_column_change": None,
-    "eta": 200.0,
-    "calibration": "exact",
-    "neighboring": "replace_one",
-}
+TERMS = {"column_bound": 1.0, "max_column_change": None, "eta": 200.0}
+TERMS |= {"calibration": "exact", "neighboring": "replace_one"}
 # One column of norm 1 more, at n = 1: what the low bits of a release told of.
 HERE, THERE = np.array([[0.3, 0.7, 0.2]]), np.array([[0.3, 0.7, 0.2, 1.0]])
-ABOUT = {
-    "epsilon": 1.0,
-    "delta": 1e-6,
-    "column_bound": 1.0,
-    "mechanism": "sampling",
-    "eta": 20.0,
-    "neighboring": "add_or_remove_one",
-}
+ABOUT = {"epsilon": 1.0, "delta": 1e-6, "column_bound": 1.0, "mechanism": "sampling", "eta": 20.0}
+ABOUT |= {"neighboring": "add_or_remove_one"}
 
 
 def factors(covariance, k, count):
@@ -112,11 +102,12 @@ def test_rounding_of_a_factor_is_less_than_what_is_paid_for(n):
 
 
 def test_what_a_program_may_differ_by_is_paid_for():
+    terms = Sampling(n=16, **TERMS)
     k = gram.max_samples(1.0, 1e-6, n=16, **TERMS)
-    real = accounting.ideal_samples(1.0, 1e-6, n=16, **TERMS)
+    real = accounting.ideal_samples(1.0, 1e-6, terms)
     assert real * (1 - 1e-3) < k <= real
     x = 1.0 + math.log(1e6) + 30
-    cost = wishart.price(k, x, n=16, **TERMS)
+    cost = wishart.price(k, x, terms)
     assert 1e-8 < cost < 1e-5
     # By hand: trace 2²⁶ + nη, grid of 2⁻⁶, and n² + 32n draws.
     x += math.log(16**2 + 32 * 16)
@@ -125,7 +116,7 @@ def test_what_a_program_may_differ_by_is_paid_for():
     spread *= math.sqrt(k) + 32 + 8 * w + w**2 / 16
     kept = 2**-40 * x + 2**-47 * 4 * x**2 * math.exp(x / (3 * depth) + 2) / (27 * depth)
     assert cost == pytest.approx(spread + 256 * 2**-52 + 32 * kept, rel=1e-5)
-    change = wishart._change(n=16, **TERMS)
+    change = wishart._change(terms)
     rounded = gram.rounded_sensitivity(16, 1.0, None, "replace_one")
     off = 2 * 2**-53 * 24 * (2**26 + 3200)
     assert change == pytest.approx((rounded + 2 * off) / (200 - off), rel=1e-9)
@@ -138,22 +129,16 @@ def test_what_is_left_of_the_budget_covers_the_samples(epsilon, n, eta, calibrat
     """ε₀ + 2c ≤ ε and e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x) ≤ δ, for the ε₀ that k samples cost at δ₀."""
     terms = TERMS | {"n": n, "eta": eta, "calibration": calibration}
     delta = 1e-6
-    k = gram.max_samples(epsilon, delta, **terms)
-    assert k <= accounting.ideal_samples(epsilon, delta, **terms)
+    k, known = gram.max_samples(epsilon, delta, **terms), Sampling(**terms)
+    assert k <= accounting.ideal_samples(epsilon, delta, known)
     if k < n:
         return
     x = epsilon + math.log(1 / delta) + 30
-    cost = wishart.price(k, x, **terms)
-    change = wishart._change(**terms)
+    cost = wishart.price(k, x, known)
+    change = wishart._change(known)
     own = delta * math.exp(-cost) * (1 - 1e-12)
-    spent = gram.sampling_epsilon(
-        k,
-        own,
-        column_bound=1.0,
-        eta=1 / change,
-        n=n,
-        neighboring="add_or_remove_one",
-    )
+    one = {"column_bound": 1.0, "eta": 1 / change, "n": n, "neighboring": "add_or_remove_one"}
+    spent = gram.sampling_epsilon(k, own, **one)
     assert spent + 2 * cost <= epsilon * (1 + 1e-9)
     lost = math.exp(-x) + math.exp(spent + cost - x)
     assert math.exp(cost) * own + lost <= delta
@@ -162,7 +147,7 @@ def test_what_is_left_of_the_budget_covers_the_samples(epsilon, n, eta, calibrat
 def test_of_more_samples_than_floats_resolve_fewer_are_drawn():
     terms = TERMS | {"n": 5, "eta": 1e13}
     k = gram.max_samples(1.0, 1e-6, **terms)
-    assert 5 < k < accounting.ideal_samples(1.0, 1e-6, **terms)
+    assert 5 < k < accounting.ideal_samples(1.0, 1e-6, Sampling(**terms))
     assert k <= 2**53
     with pytest.raises(ValueError, match=r"num_samples=\d+ must be .* at most 2\^53"):
         gram.wishart_mean(KEY, jnp.eye(2), 2**54)
@@ -188,9 +173,9 @@ def test_compiled_it_is_the_same_in_64_bits_and_refused_in_32():
 def test_columns_that_are_traced_are_rounded_to_the_same_integers():
     X = np.random.default_rng(0).normal(size=(4, 2**16 + 5)) / 2
     X[:, 7], X[0, 9] = np.nan, np.inf
-    expected, _ = clipped_gram(X, 1.5, whole=True)
+    expected, _ = clipped_gram(X, 1.5)
     with jax.enable_x64(True):
-        found = jax.jit(lambda X: clipped_gram(X, 1.5, whole=True)[0])(X)
+        found = jax.jit(traced_exact_gram)(X, 1.5)
     assert found.dtype == np.int64
     # A division may round differently, once in a million entries.
-    np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)

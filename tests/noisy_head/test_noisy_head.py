@@ -7,7 +7,6 @@ import pytest
 
 from dpx import noisy_head
 from dpx.nn.linear_attention import LinearAttentionHead
-from dpx.noisy_head.second_moments import second_moments
 
 pytestmark = pytest.mark.optimized
 
@@ -100,16 +99,6 @@ def test_no_array_of_matrices():
 
 
 @pytest.mark.slow
-def test_second_moments():
-    features = featurize(sample(300))
-    with jax.enable_x64(True):
-        H, h = second_moments(features)
-    A = design(features)
-    np.testing.assert_allclose(H, A.T @ A / 300, atol=1e-15)
-    np.testing.assert_allclose(h.reshape(-1), A.T @ features.target / 300, atol=1e-15)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "gram", "cg", "qr"])
 @pytest.mark.parametrize(("dim", "regularization"), [(2, 1e-4), (5, 5.0), (10, 0.01)])
 def test_ridge(method, dim, regularization):
@@ -176,23 +165,6 @@ def test_gradient_descent_converges_to_ridge():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim", [4, 10])
-def test_gradient_descent_follows_autodiff(dim):
-    features = featurize(sample(50, 5, dim))
-    Z, t = matrices(features), np.asarray(features.target)
-
-    def loss(gamma):
-        return jnp.mean((jnp.einsum("ij,nij->n", gamma, Z) - t) ** 2) / 2 + 0.05 * jnp.sum(gamma**2)
-
-    with jax.enable_x64(True):
-        gamma = jnp.zeros((dim, dim))
-        for _ in range(4):
-            gamma = gamma - 0.7 * jax.grad(loss)(gamma)
-    found = noisy_head.gradient_descent(features, regularization=0.1, step_size=0.7, steps=4)
-    np.testing.assert_allclose(found, gamma, atol=1e-14)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("noise_std", [0.0, 0.7])
 def test_population_risk_agrees_with_test_prompts(noise_std):
     gamma = np.random.default_rng(0).normal(size=(4, 4))
@@ -206,13 +178,6 @@ def test_population_risk_agrees_with_test_prompts(noise_std):
         found = float(noisy_head.empirical_risk(gamma, features, reference=other))
         np.testing.assert_allclose(found, error.mean(), rtol=1e-12)
         assert abs(found - exact) < 4 * error.std() / np.sqrt(error.size)
-
-
-def test_best_matrix_of_the_useful_regime():
-    """Γ = I/v has the smallest MSE, 1 − 1/(Dv): 0.060 at L = 63, D = 5."""
-    v = 1 / 63 + (1 - 1 / 63) / 5
-    np.testing.assert_allclose(noisy_head.population_risk(np.eye(5) / v, 63), 1 - 1 / (5 * v))
-    np.testing.assert_allclose(1 - 1 / (5 * v), 0.060, atol=5e-4)
 
 
 @pytest.mark.slow
@@ -269,54 +234,26 @@ def test_global_precision_is_left_alone():
     assert jnp.ones(1).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda p, f: noisy_head.sample_prompts(jax.random.key(0), 0, 3, 2), "num_prompts=0"),
-        (
-            lambda p, f: noisy_head.sample_prompts(jax.random.key(0), 3, 3, 2, noise_std=-1.0),
-            "noise_std=-1",
-        ),
-        (lambda p, f: noisy_head.featurize(noisy_head.Prompts(p.x, p.y[:, 1:])), "must be .N, L"),
-        (
-            lambda p, f: noisy_head.featurize(noisy_head.Prompts(p.x * np.nan, p.y)),
-            "prompts.x .*not finite",
-        ),
-        (
-            lambda p, f: noisy_head.featurize(noisy_head.Prompts(p.x * 1j, p.y)),
-            "prompts.x has dtype complex",
-        ),
-        (
-            lambda p, f: noisy_head.ridge(f._replace(query=f.query * (1 + 1j)), 1.0),
-            "features.query has dtype complex",
-        ),
-        (lambda p, f: noisy_head.featurize(p, response_clip=0.0), "response_clip=0"),
-        (lambda p, f: noisy_head.featurize(p, feature_radius=-1.0), "feature_radius=-1"),
-        (lambda p, f: noisy_head.ridge(f, 0.0), "regularization=0"),
-        (lambda p, f: noisy_head.ridge(f, 1.0, method="svd"), "method='svd'"),
-        (lambda p, f: noisy_head.ridge(f._replace(target=np.ones(3)), 1.0), "features have shapes"),
-        (
-            lambda p, f: noisy_head.ridge(f._replace(target=f.target * np.inf), 1.0),
-            "features.target",
-        ),
-        (lambda p, f: noisy_head.population_risk(np.eye(3), 0), "length=0"),
-        (lambda p, f: noisy_head.population_risk(np.ones((2, 3)), 4), "gamma has shape"),
-        (
-            lambda p, f: noisy_head.hyperparameters(10, 5, 2, regularization=-1.0),
-            "regularization=-1",
-        ),
-        (
-            lambda p, f: noisy_head.hyperparameters(10, 5, 2, regularization=1.0, kappa=2.0),
-            "kappa=2",
-        ),
-        (
-            lambda p, f: noisy_head.hyperparameters(10, 5, 2, regularization=1.0, rule="x"),
-            "rule='x'",
-        ),
-    ],
-)
-def test_misuse(call, message):
-    prompts = sample(10, 3, 2)
-    features = featurize(prompts)
+PROMPTS = sample(10, 3, 2)
+FEATURES = featurize(PROMPTS)
+MISUSE = {
+    "must be .N, L": lambda: featurize(PROMPTS._replace(y=PROMPTS.y[:, 1:])),
+    "prompts.x .*not finite": lambda: featurize(PROMPTS._replace(x=PROMPTS.x * np.nan)),
+    "features have shapes": lambda: ridge(target=np.ones(3)),
+    "features.target": lambda: ridge(target=FEATURES.target * np.inf),
+    "response_clip=0": lambda: featurize(PROMPTS, response_clip=0.0),
+    "feature_radius=-1": lambda: featurize(PROMPTS, feature_radius=-1.0),
+    "method='svd'": lambda: noisy_head.ridge(FEATURES, 1.0, method="svd"),
+    "gamma has shape": lambda: noisy_head.population_risk(np.ones((2, 3)), 4),
+    "rule='x'": lambda: noisy_head.hyperparameters(10, 5, 2, regularization=1.0, rule="x"),
+}
+
+
+def ridge(**changed):
+    return noisy_head.ridge(FEATURES._replace(**changed), 1.0)
+
+
+@pytest.mark.parametrize("message", MISUSE)
+def test_misuse(message):
     with pytest.raises(ValueError, match=message):
-        call(prompts, features)
+        MISUSE[message]()

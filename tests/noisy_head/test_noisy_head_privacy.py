@@ -1,13 +1,12 @@
 """The private fits of dpx.noisy_head: what they compute, their noise, misuse."""
 
 import math
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noisy_head_models import HYPER, PAPER, SETTINGS, features_of
+from noisy_head_models import HYPER, KEY, PAPER, SETTINGS, descend, features_of
 
 from dpx import noisy_head
 from dpx.noisy_head import descent, moment_sums
@@ -21,13 +20,8 @@ def test_zero_noise_is_projected_gradient_descent(dim):
     """Algorithm 1 as printed, in NumPy, on prompts that its bounds bite."""
     features = features_of(60, 6, dim)
     hyper = noisy_head.HyperParameters(0.8, 0.15, 0.3)
-    found = noisy_head.noisy_descent(
-        jax.random.key(0),
-        features,
-        noisy_head.Descent(hyper, regularization=0.2, step_size=2.0, steps=5, objective="paper"),
-        noise_multiplier=0.0,
-        trajectory=True,
-    )
+    run = {"regularization": 0.2, "step_size": 2.0, "steps": 5, "objective": "paper"}
+    found = descend(features, hyper, trajectory=True, **run)
     Z = np.einsum("ni,nj->nij", features.query, features.context)
     Z *= np.minimum(1, 0.15 / np.linalg.norm(Z, axis=(1, 2)))[:, None, None]
     t = np.clip(features.target, -0.8, 0.8)
@@ -43,7 +37,7 @@ def test_zero_noise_is_projected_gradient_descent(dim):
 def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
     """Under noise that throws each of them out of it."""
     fitted = noisy_head.fit(
-        jax.random.key(0), features_of(60, 6, 3), noisy_head.HyperParameters(0.8, 0.5, 0.3),
+        KEY, features_of(60, 6, 3), noisy_head.HyperParameters(0.8, 0.5, 0.3),
         regularization=0.2, step_size=2.0, steps=5, epsilon=0.1, delta=1e-5, trajectory=True,
     )  # fmt: skip
     np.testing.assert_allclose(np.linalg.norm(fitted.gamma, axis=(1, 2)), 0.3, rtol=1e-12)
@@ -52,13 +46,10 @@ def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
 @pytest.mark.slow
 def test_a_traced_start_outside_the_ball_starts_on_it():
     """Nothing can be raised there, and the first gradient would move by more than the sensitivity."""
-    features = features_of(20, 6, 3)
-    hyper = noisy_head.HyperParameters(0.8, 0.5, 0.3)
-    described = noisy_head.Descent(hyper, regularization=0.2, step_size=2.0, steps=1)
+    features, hyper = features_of(20, 6, 3), noisy_head.HyperParameters(0.8, 0.5, 0.3)
 
     def run(start):
-        options = {"noise_multiplier": 0.0, "init": start}
-        return noisy_head.noisy_descent(jax.random.key(0), features, described, **options)
+        return descend(features, hyper, init=start, regularization=0.2, step_size=2.0, steps=1)
 
     edge = np.full((3, 3), 0.1)
     with jax.enable_x64(True):
@@ -71,13 +62,11 @@ def test_huge_budget_is_ridge():
     hyper = noisy_head.HyperParameters(10.0, 3.0, 5.0)
     exact = noisy_head.ridge(features, 2.0)
     run = {"regularization": 2.0, "epsilon": 1e8, "delta": 1e-5}
-    iterated = noisy_head.fit(
-        jax.random.key(0), features, hyper, step_size=2 / 13, steps=200, **run
-    )
+    iterated = noisy_head.fit(KEY, features, hyper, step_size=2 / 13, steps=200, **run)
     # Multiplier √200/14142 = 1e-3, sensitivity 105 over 300 prompts: a stationary std of 7.5e-5, four of
     # which are 1 % of ridge's largest entry.
     np.testing.assert_allclose(iterated.gamma, exact, atol=3e-4)
-    one_shot = noisy_head.fit_one_shot(jax.random.key(0), features, hyper, **run)
+    one_shot = noisy_head.fit_one_shot(KEY, features, hyper, **run)
     np.testing.assert_allclose(one_shot.gamma, exact, atol=3e-5)  # std 7e-6
 
 
@@ -91,10 +80,7 @@ def test_noise_has_the_stated_size():
         return noisy_head.fit(key, features, hyper, epsilon=1.0, delta=1e-5, **run).gamma
 
     gammas = np.array(jax.vmap(draw)(jax.random.split(jax.random.key(1), 4000)))
-    exact = noisy_head.noisy_descent(
-        jax.random.key(0), features, noisy_head.Descent(hyper, **run), noise_multiplier=0.0
-    )
-    noise = (gammas - np.array(exact)).reshape(4000, -1)
+    noise = (gammas - np.array(descend(features, hyper, **run))).reshape(4000, -1)
     std = 0.5 * gaussian_noise_multiplier(1.0, 1e-5) * noisy_head.gradient_sensitivity(hyper) / 50
     # 36,000 normals: relative standard error of the std 0.4 %, of the mean 0.5 % of it.
     np.testing.assert_allclose(noise.std(), std, rtol=0.015)
@@ -126,7 +112,7 @@ def test_excess_risks_of_the_paper_and_of_the_release():
         return [noisy_head.population_risk(gamma, 63, reference=reference) for gamma in gammas]
 
     with jax.enable_x64(True):
-        keys = jax.random.split(jax.random.key(0), 40)
+        keys = jax.random.split(KEY, 40)
         paper, one_shot, zero = np.mean(
             jax.jit(lambda keys: jax.lax.map(trial, keys))(keys), axis=1
         )
@@ -139,16 +125,15 @@ def test_excess_risks_of_the_paper_and_of_the_release():
 @pytest.mark.slow
 def test_sphere_start_has_norm_R_and_is_no_function_of_the_data():
     bounds = noisy_head.HyperParameters(1.0, 1.0, 3.0)
-    descent = noisy_head.Descent(bounds, regularization=1.0, step_size=1e-12, steps=1)
-    run = {"noise_multiplier": 0.0, "init": "sphere"}
-    key = jax.random.key(5)
-    first, second = (
-        noisy_head.noisy_descent(key, features_of(20, seed=s), descent, **run) for s in (0, 1)
-    )
+
+    def start(key, seed):
+        run = {"init": "sphere", "regularization": 1.0, "step_size": 1e-12, "steps": 1}
+        return np.array(descend(features_of(20, seed=seed), bounds, jax.random.key(key), **run))
+
+    first = start(5, 0)
     np.testing.assert_allclose(np.linalg.norm(first), 3.0)
-    np.testing.assert_allclose(first, second, atol=1e-10)
-    other = noisy_head.noisy_descent(jax.random.key(6), features_of(20), descent, **run)
-    assert np.linalg.norm(np.array(first) - np.array(other)) > 1
+    np.testing.assert_allclose(first, start(5, 1), atol=1e-10)
+    assert np.linalg.norm(first - start(6, 0)) > 1
 
 
 @pytest.mark.slow
@@ -158,7 +143,7 @@ def test_same_key_same_fit_under_vmap_and_jit():
     def fit(key):
         return noisy_head.fit(key, features, HYPER, **SETTINGS, epsilon=1.0).gamma
 
-    keys = jax.random.split(jax.random.key(0), 3)
+    keys = jax.random.split(KEY, 3)
     each = np.stack([np.array(fit(key)) for key in keys])
     np.testing.assert_allclose(jax.vmap(fit)(keys), each, atol=1e-13)
     with pytest.raises(ValueError, match=r"jax\.enable_x64"):
@@ -171,16 +156,8 @@ def test_same_key_same_fit_under_vmap_and_jit():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon=0"),
-        ({"epsilon": math.nan}, "epsilon=nan"),
-        ({"delta": 0.0}, "delta=0"),
-        ({"delta": 1.0}, "delta=1"),
-        ({"steps": 0}, "steps=0"),
-        ({"steps": 2.5}, "steps=2.5"),
-        ({"step_size": 0.0}, "step_size=0"),
         ({"step_size": 0.4}, "step_size=0.4 does not contract: use less than 0.305"),
         ({"step_size": 0.2, "objective": "paper"}, "less than 0.173"),
-        ({"regularization": 0.0}, "regularization=0"),
         ({"accounting": "rdp"}, "accounting='rdp'"),
         ({"sensitivity": "loose"}, "sensitivity='loose'"),
         ({"objective": "lasso"}, "objective='lasso'"),
@@ -200,7 +177,7 @@ def test_misuse(changed, message):
     arguments = {"features": features_of(5), "hyper": HYPER, **SETTINGS, "epsilon": 1.0, **changed}
     features, hyper = arguments.pop("features"), arguments.pop("hyper")
     with pytest.raises(ValueError, match=message):
-        noisy_head.fit(jax.random.key(0), features, hyper, **arguments)
+        noisy_head.fit(KEY, features, hyper, **arguments)
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-31, 1e31, 1e200])
@@ -210,9 +187,9 @@ def test_bounds_whose_products_are_no_floats_are_refused(name, size):
     hyper = noisy_head.HyperParameters(1.0, 1.0, 1.0)._replace(**{name: size})
     budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
     with pytest.raises(ValueError, match=f"hyper.{name}"):
-        noisy_head.fit_one_shot(jax.random.key(0), features_of(5), hyper, **budget)
+        noisy_head.fit_one_shot(KEY, features_of(5), hyper, **budget)
     with pytest.raises(ValueError, match=f"hyper.{name}"):
-        noisy_head.fit(jax.random.key(0), features_of(5), hyper, step_size=0.1, steps=2, **budget)
+        noisy_head.fit(KEY, features_of(5), hyper, step_size=0.1, steps=2, **budget)
 
 
 @pytest.mark.quick_cases("1e-20")
@@ -220,17 +197,16 @@ def test_bounds_whose_products_are_no_floats_are_refused(name, size):
 def test_bounds_in_range_are_released_finite(size):
     hyper = noisy_head.HyperParameters(size, size, size)
     budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
-    made = noisy_head.fit_one_shot(jax.random.key(0), features_of(5), hyper, **budget)
+    made = noisy_head.fit_one_shot(KEY, features_of(5), hyper, **budget)
     assert 0 < np.linalg.norm(made.gamma) <= size * (1 + 1e-9)
 
 
 def test_a_guarantee_says_what_its_user_must_see_to(monkeypatch):
-    monkeypatch.setattr(
-        descent, "noisy_descent", lambda *_, **__: None
-    )  # what is released does not matter
+    # What is released does not matter.
+    monkeypatch.setattr(descent, "noisy_descent", lambda *_, **__: None)
     arguments = {**SETTINGS, "epsilon": 1.0}
     made = [
-        noisy_head.fit(jax.random.key(0), features_of(5), HYPER, **arguments, **options)
+        noisy_head.fit(KEY, features_of(5), HYPER, **arguments, **options)
         for options in ({}, {"accounting": "last_iterate", "init": np.zeros((5, 5))})
     ]
     words = ("the number of prompts is public",)
@@ -248,25 +224,16 @@ def test_a_guarantee_says_what_its_user_must_see_to(monkeypatch):
 def test_noise_of_one_release_covers_the_rounding_of_features(traced, monkeypatch):
     """Sums of integers, and of floats under `jit`, whose noise is the same."""
     given = []
-    module = sys.modules["dpx.noisy_head.one_shot"]  # a function has its name
-    monkeypatch.setattr(module, "_one_shot", lambda *args: given.append(args[-1]))
-    monkeypatch.setattr(moment_sums, "ridge_of", lambda *args: given.append(args[-1]))
+    for name in ("_one_shot", "ridge_of"):
+        monkeypatch.setattr(moment_sums, name, lambda *args: given.append(args[-1]))
     hyper, features = noisy_head.HyperParameters(1.5, 0.8, 1.0), features_of(5, dim=3)
     options = {"regularization": 1.0, "noise_multiplier": 1.0}
     if traced:
-        noisy_head.one_shot(jax.random.key(0), features, hyper, **options)
+        noisy_head.one_shot(KEY, features, hyper, **options)
     else:
         budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
-        noisy_head.fit_one_shot(jax.random.key(0), features, hyper, **budget)
+        noisy_head.fit_one_shot(KEY, features, hyper, **budget)
     # Rounding in units of 2⁻¹⁸ makes a feature of nine entries longer by up to ⌈0.51·3⌉ of them.
     longest = 0.8 * (1 + 2 * 2.0**-18)
     expected = 2 * math.sqrt(2) * longest**2, 2 * 1.5 * longest
     np.testing.assert_allclose(given, [expected], rtol=1e-12)
-
-
-def test_one_shot_misuse():
-    features = features_of(5)
-    good = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
-    for name, value in (("regularization", 0.0), ("epsilon", -1.0), ("delta", 2.0)):
-        with pytest.raises(ValueError, match=f"{name}={value}"):
-            noisy_head.fit_one_shot(jax.random.key(0), features, HYPER, **{**good, name: value})

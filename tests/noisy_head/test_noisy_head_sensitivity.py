@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noisy_head_models import HYPER
+from noisy_head_models import HYPER, KEY, descend
 
 from dpx import noisy_head
-from dpx.noisy_head.one_shot import joint_noise, pair_symmetric
+from dpx.noisy_head.moment_sums import joint_noise, pair_symmetric
 
 
 def unit_ball(values):
@@ -41,13 +41,10 @@ def joint_gap(parameters, hyper):
 
 
 def worst_by_ascent(gap, hyper, dim=3, starts=64):
-    keys = jax.random.split(jax.random.key(0), 4)
     shapes = [(2, dim), (2, dim), (2,), (dim, dim)]
-    scales = [2.0, 2.0, 2.0, 2.0]
-    parameters = [
-        scale * jax.random.normal(key, (starts, *shape))
-        for key, shape, scale in zip(keys, shapes, scales, strict=True)
-    ]
+    keys = jax.random.split(jax.random.key(0), 4)
+    drawn = zip(keys, shapes, strict=True)
+    parameters = [2 * jax.random.normal(key, (starts, *shape)) for key, shape in drawn]
 
     @jax.jit
     def ascend(parameters):
@@ -63,26 +60,26 @@ def worst_by_ascent(gap, hyper, dim=3, starts=64):
     return float(ascend(parameters))
 
 
+RATIOS = pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
+
+
 @pytest.mark.quick_cases("1.0")
-@pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
+@RATIOS
 def test_gradient_sensitivity_under_attack(ratio):
     hyper = noisy_head.HyperParameters(1.5, 0.8, ratio * 1.5 / 0.8)
     worst = worst_by_ascent(gradient_gap, hyper)
     tight = noisy_head.gradient_sensitivity(hyper)
     assert 0.85 * tight <= worst <= tight * (1 + 1e-5)
     assert tight <= noisy_head.gradient_sensitivity(hyper, "paper")
+    known = [noisy_head.gradient_sensitivity(HYPER, rule) for rule in ("paper", "tight")]
+    np.testing.assert_allclose(known, [84.3, 47.8], atol=0.05)
 
 
 @pytest.mark.quick_cases("1.0")
-@pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
+@RATIOS
 def test_joint_sensitivity_under_attack(ratio):
     worst = worst_by_ascent(joint_gap, noisy_head.HyperParameters(1.5, 0.8, ratio * 1.5 / 0.8))
     assert 0.97 <= worst <= 1 + 1e-5
-
-
-def test_known_sensitivities():
-    np.testing.assert_allclose(noisy_head.gradient_sensitivity(HYPER, "paper"), 84.3, atol=0.05)
-    np.testing.assert_allclose(noisy_head.gradient_sensitivity(HYPER), 47.8, atol=0.05)
 
 
 def test_pair_symmetric_is_the_projection():
@@ -107,9 +104,8 @@ def test_a_row_of_nearly_the_largest_number_does_not_spoil_the_sum(entry):
     query[0], context[0] = [entry, 0, 0], [0.5, 0, 0]
     features = noisy_head.Features(query, context, rng.normal(size=20))
     hyper = noisy_head.HyperParameters(2.0, 0.5, 1.0)
-    made = noisy_head.fit_one_shot(
-        jax.random.key(0), features, hyper, regularization=0.1, epsilon=1.0, delta=1e-5
-    )
+    budget = {"regularization": 0.1, "epsilon": 1.0, "delta": 1e-5}
+    made = noisy_head.fit_one_shot(KEY, features, hyper, **budget)
     assert np.isfinite(made.gamma).all()
 
 
@@ -124,26 +120,19 @@ def test_bounds_are_enforced_on_every_row():
         rows, np.roll(rows, 1, axis=1) * 1e120, np.array([5, -9, 1, np.nan, 0.3, 1])
     )
     with jax.enable_x64(True):
-        bounded = [
-            np.array(part)
-            for part in noisy_head.enforce(noisy_head.Features(*map(jnp.asarray, features)), hyper)
-        ]
-    query, context, target = bounded
-    assert all(np.isfinite(part).all() for part in bounded)
-    assert (
-        np.linalg.norm(query, axis=1) * np.linalg.norm(context, axis=1) <= 0.5 * (1 + 1e-15)
-    ).all()
+        bounded = noisy_head.enforce(noisy_head.Features(*map(jnp.asarray, features)), hyper)
+    query, context, target = map(np.array, bounded)
+    assert all(np.isfinite(part).all() for part in (query, context, target))
+    sizes = np.linalg.norm(query, axis=1) * np.linalg.norm(context, axis=1)
+    assert (sizes <= 0.5 * (1 + 1e-15)).all()
     assert (np.abs(target) <= 1).all()
     np.testing.assert_allclose(
         np.outer(query[4], context[4]), 0.5 * np.outer([0.6, 0.8], [0.8, 0.6])
     )
 
-    descent = noisy_head.Descent(hyper, regularization=1.0, step_size=0.5, steps=3)
-
     def release(*features):
-        return noisy_head.noisy_descent(
-            jax.random.key(0), noisy_head.Features(*features), descent, noise_multiplier=1.0
-        )
+        run = {"regularization": 1.0, "step_size": 0.5, "steps": 3}
+        return descend(noisy_head.Features(*features), hyper, **run)
 
     with jax.enable_x64(True), np.errstate(all="ignore"):
         assert np.isfinite(jax.jit(release)(*features)).all()

@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 import dpx
 from dpx import noisy_head
 from dpx.cross_attention.trees.node_noise import split_budget
-from dpx.gram.accounting import sensitivity
+from dpx.gram.accounting import Columns
 
 NARROW = pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32, jnp.float32])
 
@@ -72,8 +72,8 @@ def test_sensitivities_and_budgets_of_narrow_bounds_are_those_of_wide_ones(narro
         )
         law = dpx.noise.TruncatedLaplace.calibrate(number(0.7), number(0.3), number(1e-3))
         numbers = [
-            sensitivity(number(1.1), number(0.7), "replace_one"),
-            sensitivity(number(1.1), None, "add_or_remove_one"),
+            Columns(number(1.1), number(0.7)).sensitivity,
+            Columns(number(1.1), None, "add_or_remove_one").sensitivity,
             descent.change,
             descent.calibrate(number(0.7), number(1e-3))[0],
             law.scale,

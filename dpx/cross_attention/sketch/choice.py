@@ -12,6 +12,8 @@ from dpx.cross_attention.features import (
     smallest_degree,
 )
 
+FEATURE_OPTIONS = ("features", "degree", "relative_error", "num_features", "directions")
+
 
 def choose_features(
     domain: Domain,

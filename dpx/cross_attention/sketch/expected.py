@@ -8,18 +8,14 @@ import dataclasses
 import math
 import sys
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from dpx._validate import check_integer
 from dpx.cross_attention.domain import Domain
-from dpx.cross_attention.features import (
-    Features,
-    PolynomialFeatures,
-    RandomFeatures,
-    truncated_exponential,
-)
-from dpx.cross_attention.sketch.choice import choose_features
-from dpx.cross_attention.sketch.simulated import Simulation, blocks, errors, told_apart
+from dpx.cross_attention.features import Features, PolynomialFeatures, truncated_exponential
+from dpx.cross_attention.sketch.choice import FEATURE_OPTIONS, choose_features
+from dpx.cross_attention.sketch.simulated import Simulation, errors, told_apart
 from dpx.cross_attention.sketch.sums import needed_bytes
 from dpx.privacy import gaussian_noise_multiplier
 
@@ -70,18 +66,11 @@ def expected_error(
     dim: int,
     value_dim: int,
     *,
-    key_bound: float,
-    value_bound: float,
     epsilon: float,
     delta: float,
-    query_bound: float | None = None,
-    domain: str = "box",
-    scale: float | None = None,
-    value_domain: str = "box",
-    neighboring: Any = "replace_one",
     num_heads: int = 1,
     contribution_bound: float | None = None,
-    **features,
+    **options,
 ) -> ExpectedError:
     """The expected error of `build` for K (n, dim) and V (n, value_dim), from public numbers alone.
 
@@ -91,11 +80,11 @@ def expected_error(
     Args:
       n: The number of rows, or a public guess of it if it is private.
       dim, value_dim: d and d_v.
-      key_bound, value_bound, epsilon, delta, query_bound, domain, scale, value_domain, neighboring: See
-        `build`.
+      epsilon, delta: The budget, as in `build`.
       num_heads: The number of heads that share the budget.
       contribution_bound: The bound for random features, as in `build`.
-      **features: features, degree, relative_error and num_features, as in `build`.
+      **options: As in `build`: key_bound, value_bound, query_bound, domain, scale, value_domain and
+        neighboring; features, degree, relative_error and num_features.
 
     Raises:
       ValueError: as `build`.
@@ -104,22 +93,14 @@ def expected_error(
         check_integer(size, name)
         for name, size in (("n", n), ("dim", dim), ("value_dim", value_dim))
     )
-    declared = Domain(
-        kind=domain,
-        dim=dim,
-        value_dim=value_dim,
-        key_bound=key_bound,
-        query_bound=key_bound if query_bound is None else query_bound,
-        value_bound=value_bound,
-        scale=dim if scale is None else scale,
-        value_domain=value_domain,
-        neighboring=neighboring,
-    )
+    chosen = {name: options.pop(name) for name in FEATURE_OPTIONS if name in options}
+    declared = Domain.of_widths(dim, value_dim, **options)
     multiplier = math.sqrt(num_heads) * gaussian_noise_multiplier(epsilon, delta)
-    if features.get("features") == "auto":
-        return choose(declared, n, multiplier, any_scale=scale is None)[2]
-    chosen = choose_features(declared, **features)
-    return simulated(declared, chosen, n, multiplier, contribution_bound)
+    if chosen.get("features") == "auto":
+        any_scale = options.get("scale") is None
+        return choose(declared, n, multiplier, any_scale=any_scale)[2]
+    features = choose_features(declared, **chosen)
+    return simulated(declared, features, n, multiplier, contribution_bound)
 
 
 def choose(
@@ -143,25 +124,28 @@ def choose(
     """
     radii = domain.key_radius * domain.query_radius
     scales = [radii / logit for logit in _LARGEST_LOGITS] if any_scale else [domain.scale]
-    options = []
-    for scale in scales:
-        tried = dataclasses.replace(domain, scale=scale)
-        options += [(tried, f, simulated(tried, f, n, multiplier)) for f in _candidates(tried)]
-    best = max(about.told_apart for _, _, about in options)
+    options = [
+        _estimated(release)
+        for scale in scales
+        for release in _candidates(
+            Simulation(dataclasses.replace(domain, scale=scale), n, multiplier)
+        )
+    ]
+    best = max(about.told_apart for about in options)
     if best >= _CHANCE:
         least = 0.5 + _NEARLY * (best - 0.5)
-        options = [one for one in options if one[2].told_apart >= least]
+        options = [about for about in options if about.told_apart >= least]
     else:
-        options = [one for one in options if one[2].degree == 0 or _share(one[2]) < _NEARLY]
+        options = [about for about in options if about.degree == 0 or _share(about) < _NEARLY]
 
-    def preferred(one):
-        share = _share(one[2])
-        return (one[0].scale, share) if share <= 0.5 and any_scale else (math.inf, share)
+    def preferred(about):
+        share = _share(about)
+        return (about.scale, share) if share <= 0.5 and any_scale else (math.inf, share)
 
-    domain, features, about = min(options, key=preferred)
-    if isinstance(features, RandomFeatures):  # these still have the directions of the simulation
-        features = choose_features(domain, "random", num_features=features.num_features)
-    return domain, features, about
+    about = min(options, key=preferred)
+    domain = dataclasses.replace(domain, scale=about.scale)
+    number = {"degree": about.degree, "num_features": about.num_features}
+    return domain, choose_features(domain, about.features, **number), about
 
 
 def _share(expected: ExpectedError) -> float:
@@ -177,30 +161,30 @@ def simulated(
     contribution_bound: float | None = None,
 ) -> ExpectedError:
     """The expected error of a release with these features, at the noise multiplier of a head."""
-    degree = getattr(features, "degree", None)
-    release = Simulation(domain, n, multiplier, degree)
-    if degree is None:
-        release = release._replace(
-            num_features=features.num_features, contribution_bound=contribution_bound
-        )
+    degree = features.degree if isinstance(features, PolynomialFeatures) else None
+    about = (degree, features.num_features, contribution_bound)
+    return _estimated(Simulation(domain, n, multiplier, *about))
+
+
+def _estimated(release: Simulation) -> ExpectedError:
     error, bias = errors(release)
-    mean_error, _ = errors(Simulation(domain, n, multiplier, degree=0))
+    mean_error, _ = errors(release._replace(degree=0, num_features=1, contribution_bound=None))
     return ExpectedError(
         error=error,
         bias=bias,
         mean_error=mean_error,
         told_apart=told_apart(release),
-        features="taylor" if isinstance(features, PolynomialFeatures) else "random",
-        degree=degree,
-        num_features=features.num_features,
-        scale=domain.scale,
-        num_bytes=needed_bytes(features, domain),
+        features="random" if release.degree is None else "taylor",
+        degree=release.degree,
+        num_features=release.num_features,
+        scale=release.domain.scale,
+        num_bytes=needed_bytes(release.num_features, release.domain),
     )
 
 
 def check_size(features: Features, domain: Domain, heads: int = 1) -> str:
     """The memory that building takes, in words; raises ValueError if it is more than 4 GiB."""
-    size = needed_bytes(features, domain, heads)
+    size = needed_bytes(features.num_features, domain, heads)
     space = f"{size / 2**30:.2g} GiB" if size >= 2**30 else f"{size / 2**20:.2g} MiB"
     takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {space}"
     if size > _MAX_BYTES:
@@ -230,7 +214,7 @@ def warn_before(
       ValueError: for more memory than 4 GiB.
     """
     takes = check_size(features, domain, heads)
-    if needed_bytes(features, domain, heads) > _LARGE_BYTES:
+    if needed_bytes(features.num_features, domain, heads) > _LARGE_BYTES:
         _warn(f"{takes} while they are built")
     constant = getattr(features, "degree", None) == 0
     if domain.largest_logit < _EQUAL_LOGIT and not constant:
@@ -265,19 +249,17 @@ def _warn(message: str) -> None:
     warnings.warn(message, MemoryWarning, stacklevel=4)
 
 
-def _candidates(domain: Domain):
+def _candidates(release: Simulation) -> Iterator[Simulation]:
     """Yields features that fit into memory; Taylor features end with the first whose bias is negligible."""
+    domain = release.domain
     for degree in range(0, 42, 2):
-        if math.comb(degree + domain.dim, domain.dim) > 2**20:
+        count = math.comb(degree + domain.dim, domain.dim)
+        if needed_bytes(count, domain) > _CHOSEN_BYTES:
             break
-        features = PolynomialFeatures(domain.dim, degree, domain.scale)
-        if needed_bytes(features, domain) > _CHOSEN_BYTES:
-            break
-        yield features
+        yield release._replace(degree=degree, num_features=count)
         if degree and truncated_exponential(-domain.largest_logit, degree) < 1.01 * math.exp(
             -domain.largest_logit
         ):
             break
     for count in _NUM_FEATURES:
-        directions: Any = blocks(count, domain.dim)
-        yield RandomFeatures(directions, domain.scale)
+        yield release._replace(num_features=count)

@@ -33,11 +33,11 @@ from dpx.cross_attention.sketch.contribution import largest_contribution
 from dpx.cross_attention.sketch.sums import (
     largest_whole,
     read,
-    release_moments,
-    release_whole_moments,
+    traced_sums,
     whole_change,
     whole_sums,
     whole_unit,
+    with_mass,
 )
 from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
 from dpx.release import Partial, total
@@ -163,7 +163,7 @@ def build(
       ValueError: for ε or δ out of range, rows outside the bounds (the first is named), odd degrees, or
         contributions that are too large.
     """
-    about = {"domain": domain, "features": features, "clip": clip}
+    options = {"domain": domain, "features": features, "clip": clip}
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     noise.secure.check(key, secure)
     check_features(features, domain)
@@ -173,20 +173,21 @@ def build(
             raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
         n = domain.check_memory(K, V)
         K, V = domain.enter(K, V, clip=clip)
-        heads, sums = math.prod(K.shape[:-2]), None
-        assumed = rounding_assumption(key, K, V, features)
+        heads, sums = math.prod(K.shape[:-2]), traced_sums(K, V, features, domain, largest)
     else:
-        summing = functools.partial(statistic, **about, contribution_bound=contribution_bound)
-        summed = total(summing, K, V).check("attention sketch", **about, largest=largest)
+        summing = functools.partial(statistic, **options, contribution_bound=contribution_bound)
+        summed = total(summing, K, V).check("attention sketch", **options, largest=largest)
         (sums,), n, heads = summed.sums, summed.num_records, math.prod(summed.options["heads"])
-        assumed = rounding_assumption(key, sums)
     # Traced sums get the noise of integers too, so that the guarantee does not depend on tracing.
-    change = whole_change(features, domain, heads) * whole_unit(largest)
-    if sums is None:
-        moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
-    else:
-        with wide_sums(key, sums):
-            moments = release_whole_moments(key, sums, n, features, domain, largest, multiplier)
+    whole, unit = whole_change(features, domain, heads), whole_unit(largest)
+    about = {"noise_multiplier": multiplier, "label": "attention sketch"}
+    with wide_sums(key, sums):
+        if is_traced(sums):
+            assert key is not None  # as `secure` is refused
+            moments = noise.release(key, sums, sensitivity=whole * unit, **about)
+        else:
+            moments = noise.release_integers(key, sums, sensitivity=whole, unit=unit, **about)
+        moments = with_mass(jnp.asarray(moments), n, features, domain)
     kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
     guarantee = gaussian_guarantee(
@@ -198,11 +199,11 @@ def build(
         "any number of queries",
         assumptions=(("the number of rows is public",) if domain.public_count else ())
         + (() if clip else ("data within the declared bounds",))
-        + assumed,
+        + rounding_assumption(key, sums),
     )
     moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
     count = n if domain.public_count else None
-    return Sketch(moments, features, domain, count, multiplier * change, guarantee)
+    return Sketch(moments, features, domain, count, multiplier * (whole * unit), guarantee)
 
 
 def statistic(

@@ -40,13 +40,13 @@ _DRAWS = 8  # draws of noise when answers are compared
 
 
 class Simulation(NamedTuple):
-    """The public numbers of a release; without a Taylor degree its features are random."""
+    """The public numbers of a release of r features; without a Taylor degree they are random."""
 
     domain: Domain
     n: int
     noise_multiplier: float
     degree: int | None = None
-    num_features: int = 0
+    num_features: int = 1
     contribution_bound: float | None = None
 
 
@@ -178,7 +178,7 @@ def _simulated(release: Simulation, memory: _Memory, draws: int = 1) -> list[np.
     weighed = np.concatenate([np.full((rows, 1), domain.mass_weight), memory.values], axis=1)
     stretch = math.sqrt(domain.query_radius / domain.key_radius)
     if degree is None:
-        directions: Any = blocks(release.num_features, domain.dim)
+        directions: Any = _blocks(release.num_features, domain.dim)
         features: Features = RandomFeatures(directions, domain.scale)
         largest = largest_contribution(domain, features, release.contribution_bound)
         phi = _positive(features, stretch * keys)
@@ -227,7 +227,7 @@ def _answers(domain: Domain, queries, sums, known_count: bool) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def blocks(num_features: int, dim: int) -> np.ndarray:
+def _blocks(num_features: int, dim: int) -> np.ndarray:
     """Directions (r, d) with the law of those of `RandomFeatures.draw`, for simulations."""
     rng = np.random.default_rng(2)
     rotations, _ = np.linalg.qr(rng.normal(size=(-(-num_features // dim), dim, dim)))

@@ -1,4 +1,4 @@
-"""The sums behind a memory's sketch: streamed over rows, released with noise, and read by queries.
+"""The sums behind a memory's sketch: streamed over rows, as floats or integers, and read by queries.
 
 A row contributes φ(λ(k − centre)) ⊗ [a₀, v] to M, as `dpx.cross_attention.sketch` defines and bounds it.
 """
@@ -47,6 +47,16 @@ def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.
     return jax.lax.scan(add, zero, chunks)[0]
 
 
+@functools.partial(jax.jit, static_argnames=("domain", "largest"))
+def traced_sums(K, V, features: Features, domain: Domain, largest) -> jax.Array:
+    """M without noise for all heads, (..., n, d), (..., n, d_v) -> (..., r, 1 + d_v), one after the other."""
+    sums = functools.partial(contribution_sums, features=features, domain=domain, largest=largest)
+    heads = K.shape[:-2]
+    flat = tuple(a.reshape(math.prod(heads), *a.shape[-2:]) for a in (K, V))
+    moments = jax.lax.map(lambda head: sums(*head), flat)
+    return moments.reshape(*heads, *moments.shape[1:])
+
+
 @functools.partial(jax.jit, static_argnames=("domain", "largest", "dtype"))
 def _factors(K, V, features: Features, domain: Domain, *, largest, dtype):
     """The factors φ (r, n) and w (n, 1 + d_v) of the contributions of n rows, of norm at most `largest`."""
@@ -68,9 +78,8 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w. Both factors, the second in units of `largest`,
     have norms of at most 1, and are rounded to multiples of 1/2¹⁸ (`dpx.noise.secure`). The sum of integers
     does not depend on the order of rows or on blocks. Features are computed by a compiled program, whose last
-    bit
-    may depend on the number of rows that it is given: about one entry of φ in 1e11 is then rounded the other
-    way.
+    bit may depend on the number of rows that it is given: about one entry of φ in 1e11 is then rounded the
+    other way.
     """
     heads, n = K.shape[:-2], K.shape[-2]
     K = _inside(np.asarray(K, np.float64), domain)
@@ -82,11 +91,8 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
         rows = [a[head, start : start + chunk] for a in (K, V)]
         size = len(rows[0])
-        padding = [
-            (0, (1 << (size - 1).bit_length()) - size),
-            (0, 0),
-        ]  # so that few sizes are compiled
-        rows = (np.pad(a, padding) for a in rows)
+        missing = (1 << (size - 1).bit_length()) - size  # so that few sizes are compiled
+        rows = (np.pad(a, [(0, missing), (0, 0)]) for a in rows)
         total[head] += np.asarray(_whole_chunk(*rows, size, features, domain, largest=largest))
     return total.reshape(*heads, count, -1)
 
@@ -107,10 +113,13 @@ def _whole_rows_at_once(num_features: int) -> int:
     return 1 << min(2**16, max(16, _WHOLE_ELEMENTS // num_features)).bit_length() - 1
 
 
-def needed_bytes(features: Features, domain: Domain, heads: int = 1) -> int:
+def needed_bytes(num_features: int, domain: Domain, heads: int = 1) -> int:
     """The memory of a release beside its rows, in bytes: features of a chunk, and 64-bit sums with noise."""
-    arrays = 5 * _whole_rows_at_once(features.num_features) + 4 * heads * (1 + domain.value_dim)
-    return 8 * features.num_features * arrays
+    return (
+        8
+        * num_features
+        * (5 * _whole_rows_at_once(num_features) + 4 * heads * (1 + domain.value_dim))
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))
@@ -157,27 +166,6 @@ def whole_unit(largest: float) -> float:
     return largest / noise.secure.FACTOR_STEPS**2
 
 
-def release_whole_moments(
-    key,
-    total: np.ndarray,
-    num_records: int,
-    features: Features,
-    domain: Domain,
-    largest,
-    multiplier,
-) -> jax.Array:
-    """The noisy moments, from `whole_sums` over `num_records` rows; without a key the noise is discrete."""
-    noisy = noise.release_integers(
-        key,
-        total,
-        sensitivity=whole_change(features, domain, math.prod(total.shape[:-2])),
-        unit=whole_unit(largest),
-        noise_multiplier=multiplier,
-        label="attention sketch",
-    )
-    return with_mass(jnp.asarray(noisy), num_records, features, domain)
-
-
 def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) -> jax.Array:
     """Released moments with their first column rescaled from a₀ to V = sup‖v‖₂ times the mass."""
     mass = moments[..., 1:].sum(-1) / domain.value_bound
@@ -186,19 +174,6 @@ def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) ->
     if domain.public_count and isinstance(features, PolynomialFeatures):
         mass = mass.at[..., 0].set(n)  # the sum of the constant feature, which is public
     return moments.at[..., 0].set(mass * domain.value_norm)
-
-
-@functools.partial(jax.jit, static_argnames=("domain", "largest"))
-def release_moments(key, K, V, features: Features, domain: Domain, largest, change, multiplier):
-    sums = functools.partial(contribution_sums, features=features, domain=domain, largest=largest)
-    heads, (n, _) = K.shape[:-2], K.shape[-2:]
-    flat = [a.reshape(math.prod(heads), *a.shape[-2:]) for a in (K, V)]
-    moments = jax.lax.map(lambda head: sums(*head), tuple(flat))
-    moments = moments.reshape(*heads, *moments.shape[1:])
-    moments = noise.release(
-        key, moments, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
-    )
-    return with_mass(moments, n, features, domain).astype(K.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="domain")

@@ -8,10 +8,14 @@ All arithmetic before rounding is done entry by entry in NumPy with 64 bits, so 
 record does not depend on other records.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 from scipy import sparse
 
 from dpx.noise import secure
+from dpx.release import Partial
 
 _STEPS = 2**24  # the largest norm of a record's weights, in units of the grid
 _MOST_ROWS = 2**18  # rows at a time
@@ -27,10 +31,26 @@ def rounding(longest: float, columns: int) -> float:
     return 2 * secure.rounding(columns) * unit(longest)
 
 
-def largest(structures: int, power: int, columns: int) -> int:
-    """The largest norm of a record's integers; the record is in one leaf of each structure's trees."""
-    entries = structures * (power + 1)
-    return int(np.ceil(np.sqrt(entries) * secure.norm_bound(_STEPS, columns)))
+def partial(
+    name: str,
+    options: dict[str, Any],
+    structures: Iterable[np.ndarray],
+    weights: np.ndarray,
+    longest: float,
+) -> Partial:
+    """The sums of all leaves of several structures over the same records, (S, bins, p + 1, c) int64.
+
+    Args:
+      name: The name of what is summed.
+      options: What it depends on; "bins" is the number of leaves, and "power" the largest moment.
+      structures: x of each structure; the other arguments are those of `leaf_sums`.
+    """
+    power, bins = options["power"], options["bins"]
+    sums = [leaf_sums(x, weights, longest, power, bins) for x in structures]
+    # A record is in one leaf of each structure's trees.
+    norm = secure.norm_bound(_STEPS, weights.shape[1])
+    largest = int(np.ceil(np.sqrt(len(sums) * (power + 1)) * norm))
+    return Partial(name, options, (np.stack(sums),), len(weights), largest)
 
 
 def leaf_sums(x: np.ndarray, weights: np.ndarray, longest: float, power: int, bins: int):

@@ -26,6 +26,7 @@ answer is the median, as in Algorithm 7, and the copies share the budget.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -36,8 +37,9 @@ from dpx import _validate
 from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
-from dpx.cross_attention.trees import leaf_sums, node_noise, structures
-from dpx.cross_attention.trees.node_sums import num_bins
+from dpx.cross_attention.trees import leaf_sums, node_noise
+from dpx.cross_attention.trees.node_sums import distance_tables, num_bins
+from dpx.cross_attention.trees.structures import MOMENTS, Structures
 from dpx.noise import check_finite, check_size, secure
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 from dpx.release import Partial, are_summed, total
@@ -92,8 +94,9 @@ class Trees:
         _validate.check_real(Q, "Q")
         if np.ndim(Q) != 2:
             raise ValueError(f"Q has shape {np.shape(Q)}: trees answer (m, d), so pass one matrix")
-        about = self.domain, self.features, self.budget, self.num_records
-        return structures.read(self.tables, jnp.asarray(Q, self.tables.dtype), *about)
+        Q = jnp.asarray(Q, self.tables.dtype)
+        structures = Structures(self.domain, self.features, budget=self.budget)
+        return structures.read(self.tables, Q, self.num_records)
 
 
 def choose_features(
@@ -163,37 +166,31 @@ def build(
         unknown or that the budget does not allow, or arrays that do not fit together.
     """
     secure.check(key, False)
-    if are_summed(K):
-        bins = num_bins(_validate.check_integer(bins, "bins"), 1)
-    else:
-        n = _check_rows(K, V, domain)
-        if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
-            bins = min(n, 1024)
-        bins = num_bins(bins, n)
-    about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
-    nodes, guarantee = _planned(
-        **about, epsilon=epsilon, delta=delta, copies=copies, bins=bins, clip=clip
-    )
+    rows = None if are_summed(K) else _check_rows(K, V, domain)
+    if rows and bins is None and not (noise == "truncated_laplace" and budget == "paper"):
+        bins = min(rows, 1024)
+    bins = num_bins(bins, rows)
+    structures = Structures(domain, features, noise, budget)
+    options = vars(structures) | {"bins": bins, "clip": clip}
+    nodes, guarantee = _planned(structures, bins, copies, clip, epsilon, delta)
     if is_traced(K, V):
         K, V = domain.enter(K, V, clip=clip)
-        known, unit = (key, K, V), 1.0
+        n, known, unit = len(K), (key, K, V), 1.0
         with wide_sums(*known):
-            leaves = structures.traced_leaves(K, V, domain, features, noise, budget, bins)
+            leaves = structures.traced_leaves(K, V, bins)
     else:
-        options = about | {"bins": bins, "clip": clip}
         summed = total(functools.partial(statistic, **options), K, V)
         (leaves,) = summed.check("trees of a memory", **options).sums
         n, leaves = summed.num_records, leaves.astype(np.float64)
-        known, unit = (key,), leaf_sums.unit(structures.longest_weights(domain, noise))
+        known, unit = (key,), leaf_sums.unit(structures.longest)
     dtype = jnp.result_type(float)
     with wide_sums(*known):
-        tables = structures.tables(key, leaves, nodes, copies, unit)
+        tables = distance_tables(jax.random.split(key, copies), leaves, nodes, unit)
         # In the trees, the constant column has the value for which the noise was calibrated.
-        tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
+        tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant)
         tables = check_finite(tables.astype(dtype), "a table of trees")
-        return Trees(
-            tables, domain, features, budget, n, guarantee.assuming(*rounding_assumption(*known))
-        )
+        guarantee = guarantee.assuming(*rounding_assumption(*known))
+        return Trees(tables, domain, features, budget, n, guarantee)
 
 
 def statistic(
@@ -213,15 +210,10 @@ def statistic(
       domain, features, bins, clip, noise, budget: As in `build`.
     """
     K, V = block
-    n, bins = _check_rows(K, V, domain), num_bins(_validate.check_integer(bins, "bins"), 1)
-    structures.check(domain, features, noise, budget)
+    _check_rows(K, V, domain)
+    bins, structures = num_bins(bins), Structures(domain, features, noise, budget)
     K, V = domain.enter(K, V, clip=clip)
-    sums = structures.whole_leaves(K, V, domain, features, noise, budget, bins)
-    largest = leaf_sums.largest(len(sums), structures.MOMENTS - 1, 1 + domain.value_dim)
-    options = {"domain": domain, "features": features, "bins": bins, "clip": clip}
-    return Partial(
-        "trees of a memory", options | {"noise": noise, "budget": budget}, (sums,), n, largest
-    )
+    return structures.partial(K, V, bins=bins, clip=clip)
 
 
 def _check_rows(K, V, domain: Domain) -> int:
@@ -232,31 +224,30 @@ def _check_rows(K, V, domain: Domain) -> int:
 
 
 def _planned(
-    *, domain: Domain, features, noise, budget, bins, clip, copies, epsilon, delta
+    structures: Structures, bins: int, copies: int, clip: bool, epsilon: float, delta: float
 ) -> tuple[node_noise.NodeNoise, PrivacyGuarantee]:
     """The noise of the nodes, and the guarantee; raises ValueError for arguments out of range."""
-    structures.check(domain, features, noise, budget)
+    domain, features, noise = structures.domain, structures.features, structures.noise
     epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
     node_noise.check_noise(noise, delta)
     copies = _validate.check_integer(copies, "copies")
-    _, _, ranges = structures.of_features(domain, features, budget)
-    size = 4 * copies * len(ranges) * bins * structures.MOMENTS * (1 + domain.value_dim)
+    trees = (copies, len(structures.parts[0]), MOMENTS, 1 + domain.value_dim)
+    size = 4 * math.prod(trees) * bins
     if size > _MAX_BYTES:
         raise ValueError(
             f"degree={features.degree} makes r = {features.num_features} features: trees of "
             f"{size / 2**30:.3g} GiB with {bins} bins and {copies} copies: use fewer bins or copies, or a "
             "lower degree"
         )
-    depth = bins.bit_length() - 1
-    nodes, event = structures.noise_of(noise, budget, ranges, domain, depth, copies, epsilon, delta)
+    nodes, event = structures.nodes(bins.bit_length() - 1, copies, epsilon, delta)
     check_size("tree nodes", [domain.key_bound, domain.value_norm, *jax.tree.leaves(nodes)])
     return nodes, PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
         neighboring=REPLACE_ONE,
         unit="row of (K, V)",
-        mechanism=f"{copies}×{len(ranges)}×{structures.MOMENTS}×{1 + domain.value_dim} trees of {bins} bins "
-        f"with {noise.replace('_', ' ')} noise in every node but the root, any number of queries",
+        mechanism=f"{'×'.join(map(str, trees))} trees of {bins} bins with {noise.replace('_', ' ')} noise in "
+        "every node but the root, any number of queries",
         assumptions=("the number of rows is public",)
         + (() if clip else ("data within the declared bounds",)),
         event=event,

@@ -86,7 +86,7 @@ def check_noise(noise: str, delta: float) -> None:
         )
 
 
-def distance_noise(
+def calibrated(
     noise: str,
     ranges: np.ndarray,
     power: int,
@@ -94,6 +94,8 @@ def distance_noise(
     sensitivity: float,
     epsilon: float,
     delta: float,
+    columns: int = 1,
+    copies: int = 1,
 ) -> tuple[NodeNoise, dp_accounting.DpEvent | None]:
     """The noise of (power + 1) trees for each coordinate, (ε, δ)-DP together, and its DpEvent if there is
     one.
@@ -103,47 +105,44 @@ def distance_noise(
       ranges: R of each coordinate, (coordinates,).
       power: p, the largest moment.
       depth: L, the number of levels that are released.
-      sensitivity: The sensitivity of a level for x in [0, 1], in l2 for Gaussian noise and in l1 otherwise.
+      sensitivity: The sensitivity of a level for x in [0, 1]: in l2 over all columns for Gaussian noise, and
+        otherwise in l1 of each column.
       epsilon, delta: The budget of all trees.
+      columns: The number of sets of weights that are summed.
+      copies: The number of independent structures.
 
     Raises:
       ValueError: for an unknown noise, or δ > 1/2 with truncated Laplace noise.
     """
     check_noise(noise, delta)
     if noise == "gaussian":
-        return gaussian_nodes(ranges, power, depth, sensitivity, epsilon, delta)
-    count = depth * (power + 1) * len(ranges)
-    law = TruncatedLaplace.calibrate(sensitivity, *split_budget(epsilon, delta, count))
-    return laplace_nodes([law] * len(ranges), power, depth * sensitivity), None
+        multiplier = gaussian_noise_multiplier(epsilon, delta)
+        unit = gaussian_stds(ranges, power, depth, math.sqrt(copies) * sensitivity)
+        law = Gaussian(multiplier * unit)  # type: ignore[arg-type]
+        return NodeNoise(law, unit), dp_accounting.GaussianDpEvent(multiplier)
+    count = depth * (power + 1) * len(ranges) * columns * copies
+    shares = [split_budget(epsilon, delta, count)] * len(ranges)
+    return laplace_nodes(shares, power, depth, sensitivity), None
 
 
-def gaussian_nodes(
-    ranges: np.ndarray, power: int, depth: int, sensitivity: float, epsilon: float, delta: float
-) -> tuple[NodeNoise, dp_accounting.DpEvent]:
-    """Gaussian noise of all trees, exactly (ε, δ)-DP together, and its DpEvent; args as `distance_noise`."""
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
-    unit = gaussian_stds(ranges, power, depth, sensitivity, 1.0)
-    law = Gaussian(multiplier * unit)  # type: ignore[arg-type]
-    return NodeNoise(law, unit), dp_accounting.GaussianDpEvent(multiplier)
-
-
-def gaussian_stds(
-    ranges: np.ndarray, power: int, depth: int, sensitivity: float, multiplier: float
-) -> np.ndarray:
+def gaussian_stds(ranges: np.ndarray, power: int, depth: int, sensitivity: float) -> np.ndarray:
     """The noise std of each coordinate's and moment's nodes, (coordinates, power + 1), for x in [0, 1].
 
-    Every level of every tree changes by at most `sensitivity` in l2, and for any division of the noise among
-    trees Σ levels·sensitivity²/std² = 1/multiplier². Moment t of coordinate a enters a distance with a
-    coefficient of at most C(p, t)·R_a^p. The variance of the worst answer is least if std² is inversely
-    proportional to that coefficient (by Lagrange multipliers).
+    It is for a noise multiplier of 1. Every level of every tree changes by at most `sensitivity` in l2, and
+    for any division of the noise among trees Σ levels·sensitivity²/std² = 1. Moment t of coordinate a enters
+    a distance with a coefficient of at most C(p, t)·R_a^p. The variance of the worst answer is least if std²
+    is inversely proportional to that coefficient (by Lagrange multipliers).
     """
     binomials = np.array([math.comb(power, t) for t in range(power + 1)], np.float64)
     worst = np.asarray(ranges, np.float64)[:, None] ** power * binomials
-    return sensitivity * multiplier * np.sqrt(depth * worst.sum() / worst)
+    return sensitivity * np.sqrt(depth * worst.sum() / worst)
 
 
-def laplace_nodes(laws: list[TruncatedLaplace], power: int, sensitivity: float) -> NodeNoise:
-    """Truncated Laplace noise with one law for each coordinate, for trees of that l1 sensitivity."""
+def laplace_nodes(
+    shares: list[tuple[float, float]], power: int, depth: int, sensitivity: float
+) -> NodeNoise:
+    """Truncated Laplace noise, if each level of a tree has its coordinate's share (ε, δ) of the budget."""
+    laws = [TruncatedLaplace.calibrate(sensitivity, *share) for share in shares]
     scales, bounds = ([[getattr(law, f)] * (power + 1) for law in laws] for f in ("scale", "bound"))
     law = TruncatedLaplace(np.asarray(scales), np.asarray(bounds))  # type: ignore[arg-type]
-    return NodeNoise(law, np.full((len(laws), power + 1), sensitivity))
+    return NodeNoise(law, np.full((len(laws), power + 1), depth * sensitivity))

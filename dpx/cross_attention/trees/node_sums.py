@@ -24,13 +24,13 @@ from dpx.cross_attention.trees.node_noise import NodeNoise
 from dpx.noise import Gaussian, release
 
 
-def num_bins(bins: int | None, records: int) -> int:
+def num_bins(bins: int | None, records: int | None = None) -> int:
     """The number of leaves: the least power of two ≥ `bins` (or ≥ the number of records), 2 at least.
 
     Raises:
-      ValueError: for fewer than one bin, or a number that is not whole.
+      ValueError: for fewer than one bin, a number that is not whole, or neither number.
     """
-    wanted = records if bins is None else check_integer(bins, "bins")
+    wanted = records if bins is None and records else check_integer(bins, "bins")
     return 2 ** max(1, math.ceil(math.log2(wanted)))
 
 
@@ -91,26 +91,35 @@ def leaf_moments(x: jax.Array, weights: jax.Array, *, power: int, bins: int) -> 
     return jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
 
 
-def distance_table(
-    key: jax.Array, leaves: jax.Array, nodes: NodeNoise, *, parts: int, unit: float
-) -> jax.Array:
-    """The table by which distances in one coordinate are computed, for queries in each leaf.
+@jax.jit
+def distance_tables(keys: jax.Array, leaves: jax.Array, nodes: NodeNoise, unit: float) -> jax.Array:
+    """The tables by which distances are computed, for queries in each leaf: one release.
 
     Args:
-      key: The JAX key of the noise.
-      leaves: The moments of each leaf, (bins, p + 1, c), for c sets of weights; bins is a power of two.
-      nodes: The noise, arrays of shape (p + 1, 1).
-      parts: The number of such coordinates that make one release together.
+      keys: A JAX key of the noise for each independent copy, (copies,).
+      leaves: The moments of each leaf, (S, bins, p + 1, c), of S structures (coordinates) and c sets of
+        weights; bins is a power of two.
+      nodes: The noise, arrays of shape (S, p + 1).
       unit: The value of the number 1 in `leaves`.
 
     Returns:
-      (bins, p + 1, c). Row t of a leaf holds the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p,
-      which are (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1).
+      (copies, S, bins, p + 1, c). Row t of a leaf holds the coefficients of C(p, t)·y^{p−t} in
+      Σ_i w_i |x_i − y|^p, which are (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1).
     """
-    power = leaves.shape[1] - 1
-    left, right = tabulate(key, leaves, nodes, parts, unit)
+    power = leaves.shape[2] - 1
     signs = (-1.0) ** jnp.arange(power + 1)[:, None]
-    return signs * left + (-1.0) ** power * signs * right
+
+    def structure(args):
+        key, leaves, own = args
+        own = jax.tree.map(lambda a: a[:, None], own)
+        left, right = tabulate(key, leaves, own, parts, unit)
+        return signs * left + (-1.0) ** power * signs * right
+
+    def copy(key):
+        return jax.lax.map(structure, (jax.random.split(key, len(leaves)), leaves, nodes))
+
+    parts = len(keys) * len(leaves)
+    return jax.lax.map(copy, keys)
 
 
 def distances(table: jax.Array, y: jax.Array) -> jax.Array:
