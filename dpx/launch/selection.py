@@ -36,6 +36,8 @@ _NONE = (
 class TrialsFailedError(OSError):
     """The error of a selection one of whose trials failed, so that nothing can be selected yet."""
 
+    status = 1
+
 
 def begin(asked: Plan, folder: Path) -> None:
     """Claims a folder for a selection, and draws the number and the points of its trials.
@@ -55,18 +57,13 @@ def begin(asked: Plan, folder: Path) -> None:
             if storage.read_private(drawn).get("plan") != _digest(asked):
                 raise ValueError(another)
             storage.write_json(path, asked.to_json())
-        if storage.read_json(path) != _as_read(asked):
+        if storage.read_json(path) != asked.to_json():
             raise ValueError(another)
         if not drawn.exists() and not (folder / SELECTED / "result.json").exists():
             raise keys.CannotResumeError(
                 f"{drawn} is missing: with another number of trials the selection would be paid for twice, "
                 "so use a new --workdir"
             )
-
-
-def _as_read(asked: Plan) -> dict:
-    """The plan as it is read back from JSON, with lists in place of tuples."""
-    return json.loads(json.dumps(asked.to_json()))
 
 
 def _digest(asked: Plan) -> str:

@@ -1,6 +1,7 @@
 """The plan of a selection and its privacy cost, with all checks that are made before it runs."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -64,7 +65,8 @@ class Plan:
         )
 
     def to_json(self) -> dict:
-        return {
+        """The plan as it is read back from JSON, with lists in place of tuples."""
+        plain = {
             "source": self.source,
             "grid": self.grid,
             **({"fixed": dict(self.fixed)} if self.fixed else {}),
@@ -74,6 +76,7 @@ class Plan:
             "candidates": [str(candidate.guarantee.event) for candidate in self.candidates],
             "guarantee": self.price.guarantee.to_json(),
         }
+        return json.loads(json.dumps(plain))
 
 
 def parse_trials(text: str | None) -> privacy.Trials:

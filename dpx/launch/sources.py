@@ -137,10 +137,15 @@ def experiment(config: ConfigDict) -> ModuleType:
     return module
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most similar to another one, or "" if none is."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The text `; did you mean …?` if a known name is similar, otherwise ""."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = closest(name, known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def _shipped_experiment(name: str) -> ModuleType | None:

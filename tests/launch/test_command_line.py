@@ -215,7 +215,7 @@ def test_a_sweep_whose_points_all_fail_lists_them(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
     monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
     with pytest.raises(SystemExit) as ended:
-        sweep.main([])
+        sweep.main()
     assert ended.value.code == 1
     assert "3 of 3 points failed:\n  seed=0: RuntimeError: planted" in capsys.readouterr().err
 
@@ -227,7 +227,7 @@ def test_a_report_that_cannot_be_written_ends_in_one_line(tmp_path, monkeypatch,
     monkeypatch.setattr(report, "write", refused)
     monkeypatch.setattr(report.flags, "FLAGS", SimpleNamespace(workdir=str(tmp_path)))
     with pytest.raises(SystemExit) as ended:
-        report.main([])
+        report.main()
     assert ended.value.code == 2
     assert "Permission denied" in capsys.readouterr().err
 

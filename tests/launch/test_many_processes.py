@@ -1,6 +1,5 @@
 """`--distributed`: one run in several processes on one machine."""
 
-import json
 import os
 import socket
 import subprocess
@@ -124,11 +123,9 @@ def test_wrong_flags_end_in_one_line(tmp_path, flags, words):
 
 def test_what_ends_the_first_process_ends_the_others_in_one_line(monkeypatch):
     """As when the keys of a run are gone, for which the first one alone looks."""
-    text = json.dumps({"error": "keys are missing: use a new --workdir"}).encode()
-    sent = [np.int32(len(text)), np.frombuffer(text, np.uint8)]
+    sent = [{"error": "keys are missing: use a new --workdir"}, None]
     monkeypatch.setattr(_processes, "several", lambda: True)
     monkeypatch.setattr(_processes, "is_first", lambda: False)
-    broadcast = "jax.experimental.multihost_utils.broadcast_one_to_all"
-    monkeypatch.setattr(broadcast, lambda _: sent.pop(0))
+    monkeypatch.setattr(_processes, "of_each", lambda own: sent)
     with pytest.raises(cli.EXPECTED, match="keys are missing"):
         _processes.of_first(lambda: None)

@@ -182,7 +182,7 @@ def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
     flag.select, flag.trials, flag.progress, flag.dry_run = None, None, True, False
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
     monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
-    sweep.main([])
+    sweep.main()
     assert checked == [1, 2]
     assert len(records.read_all(tmp_path / "sweep")) == 2
 
@@ -207,7 +207,7 @@ def test_paths_may_begin_at_the_home_folder(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "check", refuse)
     with pytest.raises(SystemExit):
-        run.main([])
+        run.main()
     assert capsys.readouterr().err == f"error: {found}\n"
 
 

@@ -104,7 +104,7 @@ def command(monkeypatch, source, folder, given=None, **more):
         setattr(flag, name, value)
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
     monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, given or {}))
-    sweep.main([])
+    sweep.main()
 
 
 @pytest.mark.slow
