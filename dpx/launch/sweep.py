@@ -17,7 +17,7 @@ by a noisy score is released, in selected/, with one guarantee for all of this.
 import contextlib
 import sys
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -86,12 +86,15 @@ def run_tasks(
     """Runs points or trials as `run_points` says, and shows the progress."""
     quiet = quiet or not isinstance(pool, workers.Here)
     tasks = dict(enumerate(listed, start=1))
-    waiting, due = deque(tasks), dict.fromkeys(tasks, 0.0)
-    attempts, failed, held, running = dict.fromkeys(tasks, 0), [], set(), {}
+    due = dict.fromkeys(tasks, 0.0)  # when each waiting point may begin
+    attempts, failed, held, running = Counter(), [], set(), {}
     with pool:
-        while waiting or running:
+        while due or running:
             ended = {}
-            while len(running) < pool.size and (number := _next(waiting, due)):
+            for number in [n for n, moment in due.items() if moment <= time.monotonic()]:
+                if len(running) == pool.size:
+                    break
+                del due[number]
                 task = tasks[number]
                 if (task.workdir / "result.json").exists():
                     ended[number] = points.attempt(task)  # it deletes keys that a kill has left
@@ -110,13 +113,12 @@ def run_tasks(
                     progress.held(number, name, first=number not in held)
                     held.add(number)
                     due[number] = time.monotonic() + _PATIENCE
-                    waiting.append(number)
                 else:
                     attempts[number] += 1
                     again = attempts[number] < _ATTEMPTS
                     progress.failed(number, name, error, again=again)
                     if again:
-                        waiting.append(number)
+                        due[number] = 0.0
                     else:
                         failed.append((name, error))
             progress.show()
@@ -124,16 +126,6 @@ def run_tasks(
                 time.sleep(_TICK)
         progress.show(last=True)
     return failed
-
-
-def _next(waiting: deque[int], due: dict[int, float]) -> int | None:
-    """Removes and returns the first waiting point that is due, or None."""
-    now = time.monotonic()
-    for number in waiting:
-        if due[number] <= now:
-            waiting.remove(number)
-            return number
-    return None
 
 
 def _busy(workdir: Path) -> bool:
