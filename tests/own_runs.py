@@ -4,8 +4,10 @@ import csv
 from types import SimpleNamespace
 
 from absl import flags
+from ml_collections import ConfigDict
 
 import dpx
+from dpx import _storage as storage
 from dpx.launch import records, run, sweep
 
 CONFIG = """
@@ -61,3 +63,15 @@ def rows_of(folder):
     with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     return [{name: row[name] for name in row if name != "wall_seconds"} for row in found]
+
+
+def written(folder, outcome, **changes):
+    """The record of a run that had this outcome."""
+    about = {"epsilon": 1.0, "delta": 1e-5, "seed": 0, "noise_seed": None} | changes
+    folder.mkdir(exist_ok=True)
+    run.write(outcome, ConfigDict(about), folder, 1.0)
+    config = {"source": "test", "config": about, "overrides": {}}
+    storage.write_json(folder / "config.json", config)
+    found = records.read(folder)
+    assert found is not None
+    return found
