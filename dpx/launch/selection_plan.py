@@ -108,12 +108,8 @@ def plan(
     """Checks a selection and computes its privacy cost, before anything runs.
 
     Args:
-      source: The config file, with its argument.
-      grid: The overrides of each point.
-      metric: The name of the metric in the experiment.
+      source, grid, metric, score_noise, fixed: As in `Plan`.
       trials: The value of `--trials`.
-      score_noise: The noise multiplier of the score.
-      fixed: The overrides that all points have in common.
 
     Raises:
       ValueError: for a selection that cannot have a guarantee.

@@ -57,10 +57,9 @@ def run_points(
 ) -> list[tuple[str, str]]:
     """Runs the points that are not finished. They must have been checked before.
 
-    Several processes may share the points of one folder. A point that another process runs is left to it, and
-    looked at again when all others are done: by then it has finished, or its process was killed and it can be
-    resumed here. A point that fails, or whose worker dies, is tried once more, with the keys that it began
-    with.
+    A point that another process runs is left to it, and looked at again when all others are done: by then it
+    has finished, or its process was killed and it can be resumed here. A point that fails, or whose worker
+    dies, is tried once more, with the keys that it began with.
 
     Args:
       source: The config file, with its argument.
