@@ -176,17 +176,6 @@ def test_a_sweep_without_a_usable_folder_ends_in_one_line(tmp_path, monkeypatch,
         assert len(told.splitlines()) == 1
 
 
-def test_a_sweep_whose_points_all_fail_lists_them(tmp_path, monkeypatch, capsys):
-    def failing(config, workdir):
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(run, "execute", failing)
-    with pytest.raises(SystemExit) as ended:
-        sweep_command(monkeypatch, "noisy_head:low_dim,tiny", tmp_path)
-    assert ended.value.code == 1
-    assert "3 of 3 points failed:\n  seed=0: RuntimeError: planted" in capsys.readouterr().err
-
-
 def test_a_package_that_is_missing_has_one_remedy():
     unknown = ModuleNotFoundError("No module named 'pandas'")
     remedy = 'in the clone of dpx, pip install -e ".[data,plots]"'

@@ -265,28 +265,6 @@ def test_a_model_without_a_prior_is_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.slow
-def test_movielens_runs_on_real_histories(tmp_path):
-    changes = {"num_seeds": 1, "non_private.steps": 0}
-    record = go("recommender:movielens,tiny", tmp_path / "run", **changes)
-    assert set(record.metrics) >= {"popularity/ndcg@10", "dp_transformer/hit@10"}
-    recommended = records.load(tmp_path / "run").recommend([1, 2, 3], k=5, exclude_seen=True)
-    assert len(set(recommended) - {1, 2, 3}) == 5
-
-
-@pytest.mark.slow
-def test_amazon_and_movielens_1m_run_from_files(tmp_path):
-    games, ratings = tmp_path / "games.txt", tmp_path / "ratings.dat"
-    lines = [f"{user} {1 + (user + step) % 9}" for user in range(1, 40) for step in range(5)]
-    games.write_text("\n".join(lines))
-    lines = [f"{line.replace(' ', '::')}::5::{n}" for n, line in enumerate(lines)]
-    ratings.write_text("\n".join(lines))
-    run.check(config_of("recommender:movielens1m,tiny", **{"data.path": str(ratings)}))
-    changes = {"data.path": str(games), "num_seeds": 1}
-    record = go("recommender:amazon,tiny", tmp_path / "run", **changes)
-    assert set(record.releases) == {"dp_popularity", "start", "dp_transformer", "served"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "changes"),
     [(NAME, {"ngrams": (1,)}), ("recommender:synthetic,tiny", {"num_seeds": 1})],

@@ -9,7 +9,6 @@ import pytest
 from all_configs import configured
 from own_runs import go
 
-import dpx
 from dpx import _storage as storage
 from dpx.launch import records, report
 from dpx.training import keys
@@ -58,29 +57,6 @@ def test_a_noise_seed_stands_in_no_file_and_no_report(tmp_path, untrained, capsy
         go(NAME, folder, **changes)
 
 
-@pytest.mark.slow
-def test_a_run_says_what_an_attacker_can_do_and_what_its_limit_assumes(tmp_path, untrained):
-    for limit in (500, 0):
-        record = go(NAME, tmp_path / str(limit), **SHORT, **{"data.limit": limit})
-        for spent in (*record.releases.values(), record.total):
-            stated = [words for words in spent["assumptions"] if "data.limit leaves" in words]
-            assert [f"the at most {limit} that" in words for words in stated] == [True] * (
-                limit > 0
-            )
-        assert record.private["synthetic"] is False
-    spent = record.private["releases"][record.headline_row]
-    assert record.risk == record.private["risk"]["headline"]
-    total = record.private["risk"]["total"]
-    for relation in ("add_or_remove_one", "replace_one"):
-        one, all_of_them = record.risk[relation], total[relation]
-        assert 0 < one["mu"] < all_of_them["mu"]
-        assert 0.01 < one["tpr_at_1_percent"] < all_of_them["tpr_at_1_percent"] < 1
-    # No less than the Gaussian mechanism of that ε and δ has.
-    least = 1 / dpx.gaussian_noise_multiplier(spent["epsilon"], spent["delta"])
-    assert record.risk["add_or_remove_one"]["mu"] >= least * (1 - 1e-3)
-    assert f"risk of {record.headline_row}, as the true-positive rate" in report.summarize(record)
-
-
 @pytest.mark.parametrize("experiment", ["diamonds", "reader", "text", "memory", "matrix"])
 def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, experiment):
     """The arrays that a run's digest covers: its training rows, and nothing less."""
@@ -114,23 +90,6 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
     assert len(seen["data"]) == len(expected)
     for found, array in zip(seen["data"], expected, strict=True):
         assert np.array_equal(found, array)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "changes"),
-    [
-        ("recommender:synthetic,tiny", {"num_seeds": 1, "non_private.steps": 0}),
-        ("noisy_head:low_dim,tiny", {}),
-        ("gram:tiny", {}),
-    ],
-)
-def test_synthetic_runs_say_where_their_noise_comes_from(tmp_path, untrained, source, changes):
-    record = go(source, tmp_path / "run", **changes)
-    assert record.private["synthetic"] is True
-    for spent in (*record.releases.values(), record.total):
-        assert any("follows from the public seed" in words for words in spent["assumptions"])
-    assert "follows from the public seed" in report.summarize(record)
 
 
 def test_json_carries_a_checksum_of_everything(tmp_path):

@@ -73,6 +73,10 @@ def test_the_risk_of_the_total_is_its_own(tmp_path):
     risk = record.private["risk"]
     assert risk["headline"]["add_or_remove_one"]["mu"] == pytest.approx(1 / 2)
     assert risk["total"]["add_or_remove_one"]["mu"] == pytest.approx(1 / np.sqrt(2))
+    for relation, one in record.risk.items():
+        total = risk["total"][relation]["tpr_at_1_percent"]
+        assert 0.01 < one["tpr_at_1_percent"] < total < 1
+    assert "risk of the result, as the true-positive rate" in report.summarize(record)
     assert json.loads((tmp_path / "result.json").read_text())["risk"] == risk["headline"]
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 from command_line import ROOT, call, command
-from own_runs import own, rows_of
+from own_runs import own, rows_of, sweep_command
 
 from dpx import _storage as storage
 from dpx.launch import points, records, report, sweep, workers
@@ -142,20 +142,6 @@ def test_shards_are_disjoint_and_whole(source):
             sweep.shard([], text)
 
 
-def test_shards_cost_together_what_one_sweep_costs(source, tmp_path):
-    """The last shard to end reports all of them, and those before it what is there."""
-    found = grid_of(source, "epsilon=1,2,3", "seed=0")
-    sweep.run_points(source, found, tmp_path / "whole")
-    whole = report.write(tmp_path / "whole")
-    assert "ε = 6" in whole
-    for number in (1, 2):
-        sweep.run_points(source, sweep.shard(found, f"{number}/2"), tmp_path / "shards")
-        text = report.write(tmp_path / "shards")
-        assert ("ε = 4" in text) == (number == 1)
-    assert text == whole
-    assert rows_of(tmp_path / "shards") == rows_of(tmp_path / "whole")
-
-
 def test_a_report_reads_after_it_has_the_folder(source, tmp_path, monkeypatch):
     """Of two sweeps that end together, the one that writes last must not write what it read before."""
     found = grid_of(source, "seed=0,1")
@@ -225,6 +211,21 @@ def test_the_table_shows_what_is_done_and_what_is_left(source, tmp_path, capsys,
     assert capsys.readouterr().err.count("2 of 5 done") == 1
     progress.show(last=True)
     assert capsys.readouterr().err.startswith("\x1b[3A\x1b[J2 of 5 done")
+
+
+def test_a_command_says_what_is_missing_and_what_failed(source, tmp_path, monkeypatch, capsys):
+    given = {"set": ["seed=0,1", "fails=2"], "shard": "1/2"}
+    with pytest.raises(SystemExit) as ended:
+        sweep_command(monkeypatch, source, tmp_path, {"seconds": 0.01}, **given)
+    assert ended.value.code == 1
+    told, errors = capsys.readouterr()
+    assert "1 of 1 points failed:\n  seed=0,fails=2: RuntimeError: planted" in errors
+    assert f"(log: {tmp_path / 'seed=0,fails=2' / points.LOG})" in errors
+    assert "2 of the 2 points of the whole grid have not finished" in told
+    assert not (tmp_path / "seed=1,fails=2").exists()
+    # What has one value at all points is no part of their names.
+    stored = json.loads((tmp_path / "seed=0,fails=2" / "config.json").read_text())
+    assert stored["config"]["seconds"] == 0.01
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -333,18 +334,3 @@ def test_slurm_runs_points_as_jobs_of_submitit(source, tmp_path):
     report.write(tmp_path / "jobs")
     assert rows_of(tmp_path / "jobs") == rows_of(tmp_path / "here")
     assert all(len(set(used)) == 1 for used in keys_used(tmp_path / "jobs").values())
-
-
-@pytest.mark.slow
-def test_a_command_line_says_what_is_missing_and_what_failed(source, tmp_path):
-    config = [f"--config={source}", "--config.seconds=0.01"]
-    axes = ["--set=seed=0,1", "--set=fails=2", f"--workdir={tmp_path}"]
-    ended = call("sweep", *config, *axes, "--shard=1/2")
-    assert ended.returncode == 1
-    assert "1 of 1 points failed:" in ended.stderr
-    assert f"(log: {tmp_path / 'seed=0,fails=2' / points.LOG})" in ended.stderr
-    assert "2 of the 2 points of the whole grid have not finished" in ended.stdout
-    assert not (tmp_path / "seed=1,fails=2").exists()
-    # What has one value at all points is no part of their names.
-    stored = json.loads((tmp_path / "seed=0,fails=2" / "config.json").read_text())
-    assert stored["config"]["seconds"] == 0.01

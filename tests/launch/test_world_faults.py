@@ -156,17 +156,6 @@ DAMAGES = {
 }
 
 
-def damaged(folder, target, below=""):
-    """Yields copies of a folder, in each of which one file is damaged, its name and the damage."""
-    found = (path for path in (folder / below).rglob("*") if path.is_file() and path.stat().st_size)
-    cases = [(p.relative_to(folder), damage) for p in sorted(found) for damage in DAMAGES]
-    for number, (name, damage) in enumerate(cases):
-        copy = shutil.copytree(folder, target / str(number))
-        DAMAGES[damage](copy / name)
-        yield copy, name, damage
-        shutil.rmtree(copy)
-
-
 def complaint(folder, act, *arguments):
     """The one line that a call ends in, or None."""
     try:
@@ -179,57 +168,43 @@ def complaint(folder, act, *arguments):
     return None
 
 
+NEEDED = ("config.json", "keys.json", "privacy.json", "result.json")
+
+
 @pytest.mark.slow
-def test_every_file_of_an_unfinished_run_damaged_in_turn(config, killed, whole, tmp_path):
+@pytest.mark.parametrize("state", ["killed", "whole"])
+def test_every_file_of_a_run_damaged_in_turn(config, whole, tmp_path, request, state):
+    """A run goes on, is read and is reported as if nothing were damaged, or ends in a line with its name."""
+
     def released(folder):
-        *found, _, model = content(folder)
-        return found, model
-
-    tried = set()
-    for folder, name, damage in damaged(killed, tmp_path):
-        tried.add(name)
-        said = complaint(folder, go, config, folder)
-        if said is None:
-            assert released(folder) == released(whole), (name, damage)
-            assert name.name not in ("config.json", "keys.json"), damage
-            continue
-        assert not (folder / "result.json").exists()
-        assert name.name in said or name.parts[0] == "checkpoints", said
-        # What was not damaged must be enough where the remedy is to delete it.
-        if name.parts[0] in ("checkpoints", "metrics.jsonl"):
-            remove = folder / name.parts[0]
-            shutil.rmtree(remove) if remove.is_dir() else remove.unlink()
-            go(config, folder)
-            assert released(folder) == released(whole), (name, damage)
-    assert len(tried) > 10
-
-
-@pytest.mark.slow
-def test_every_file_of_a_finished_run_damaged_in_turn(config, whole, tmp_path):
-    """A report says what the undamaged folder's says, or nothing."""
-    pristine = report.summarize(records.read(whole))
-
-    def act(folder):
-        assert report.summarize(go(config, folder)) == pristine
+        told = report.summarize(go(config, folder))
         report.write(folder)
+        *found, log, model = content(folder)
+        return told, found, model
 
-    # A report reads neither checkpoints nor the model.
-    for folder, name, damage in damaged(whole, tmp_path):
-        if len(name.parts) == 1:
-            said = complaint(folder, act, folder)
-            if name.name in ("config.json", "privacy.json", "result.json"):
-                assert said is not None, (name, damage)
-            if name.name == "environment.json" or name.suffix in (".png", ".csv"):
-                assert said is None, (name, damage, said)
-
-
-@pytest.mark.slow
-def test_a_damaged_model_is_not_loaded(whole, tmp_path):
-    pristine = content(whole)
-    for folder, name, damage in damaged(whole, tmp_path, "model"):
-        found = []
-        said = complaint(folder, lambda f=folder, g=found: g.append(content(f)))
-        assert said is not None or found == [pristine], (name, damage)
+    left = request.getfixturevalue(state)
+    pristine = released(shutil.copytree(whole, tmp_path / "whole"))
+    files = [path for path in left.rglob("*") if path.is_file() and path.stat().st_size]
+    assert len(files) > 10
+    for name in sorted(path.relative_to(left) for path in files):
+        for damage in DAMAGES:
+            folder, found = shutil.copytree(left, tmp_path / "run"), []
+            DAMAGES[damage](folder / name)
+            said = complaint(folder, lambda f=folder, g=found: g.append(released(f)))
+            if said is None:
+                assert found == [pristine], (name, damage)
+                assert name.name not in NEEDED, damage
+            else:
+                assert name.name != "environment.json", said
+                assert name.suffix not in (".png", ".csv"), said
+                assert name.name in said or len(name.parts) > 2, said
+            # What was not damaged must be enough where the remedy is to delete it.
+            if state == "killed" and said and name.parts[0] in ("checkpoints", "metrics.jsonl"):
+                assert not (folder / "result.json").exists()
+                remove = folder / name.parts[0]
+                shutil.rmtree(remove) if remove.is_dir() else remove.unlink()
+                assert released(folder) == pristine, (name, damage)
+            shutil.rmtree(folder)
 
 
 # ---------------------------------------------------------------------------------------------------------
