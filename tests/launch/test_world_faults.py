@@ -179,7 +179,7 @@ def test_every_file_of_a_run_damaged_in_turn(config, whole, tmp_path, request, s
     def released(folder):
         told = report.summarize(go(config, folder))
         report.write(folder)
-        *found, log, model = content(folder)
+        *found, _, model = content(folder)
         return told, found, model
 
     left = request.getfixturevalue(state)
