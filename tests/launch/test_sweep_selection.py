@@ -166,13 +166,17 @@ def test_what_is_fixed_holds_for_every_trial_and_what_is_selected(source, tmp_pa
 
 
 @pytest.mark.slow
-def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch):
-    fixed(monkeypatch, 3)
+@pytest.mark.parametrize("variant", ["", ":synthetic"])
+def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch, variant):
+    """And so has every trial."""
+    fixed(monkeypatch, 4)
     noisy, real = [], selection._score
     monkeypatch.setattr(selection, "_score", lambda *args: noisy.append(real(*args)) or noisy[-1])
-    found = selected(plan(source, "rate=0.5"), tmp_path)
-    assert len(set(noisy)) == 3
+    found = selected(plan(source + variant, "rate=0.5"), tmp_path)
+    assert len(set(noisy)) == 4
     assert found.metrics == {"model/hit": max(noisy)}
+    assert len({used for (used,) in attempts(tmp_path)}) == 4
+    assert not list(tmp_path.rglob("keys.json"))
 
 
 def test_points_are_drawn_uniformly_and_with_replacement(source, monkeypatch):
@@ -184,15 +188,6 @@ def test_points_are_drawn_uniformly_and_with_replacement(source, monkeypatch):
     fixed(monkeypatch, 3)
     threes = [selection._draw(asked)["points"] for _ in range(200)]
     assert 130 < sum(len(set(three)) < 3 for three in threes) < 180  # 7/9 of them
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["", ":synthetic"])
-def test_no_two_trials_share_noise(source, tmp_path, monkeypatch, variant):
-    fixed(monkeypatch, 4)
-    selected(plan(source + variant, "rate=0.5"), tmp_path)
-    assert len({used for (used,) in attempts(tmp_path)}) == 4
-    assert not list(tmp_path.rglob("keys.json"))
 
 
 @pytest.mark.slow
