@@ -73,8 +73,7 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
       workdir: A folder that is new, empty, or of the same configuration.
 
     Raises:
-      ValueError, FileNotFoundError: before anything is written.
-      storage.StorageError: if another process uses the folder, or its files are damaged.
+      ValueError, FileNotFoundError: as `check` and `records.begin`, before anything is written.
     """
     # The mesh may differ, since a run does not depend on the devices that compute it.
     settings = {k: v for k, v in records.flatten(config).items() if k.split(".")[0] != "mesh"}
@@ -100,8 +99,7 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
             if _processes.is_first():
                 sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
             try:
-                log_to: Any = config.get("log")
-                with trackers.to(log_to):
+                with trackers.to(config.get("log")):
                     outcome = records.experiment(config).run(config, workdir)
             except Exception as error:
                 if not cli.is_out_of_memory(error):

@@ -53,12 +53,7 @@ def config_path(source: str) -> Path:
 
 
 def config_module(source: str) -> ModuleType:
-    """The module of a config file.
-
-    Raises:
-      FileNotFoundError: if there is none.
-      ValueError: if it lacks get_config.
-    """
+    """The module of a config file; raises ValueError if it lacks get_config."""
     path = config_path(source)
     module = _from_file(path, path.stem)
     if not callable(getattr(module, "get_config", None)):
@@ -70,8 +65,7 @@ def load_config(source: str) -> ConfigDict:
     """The configuration of `NAME[:arg]` or `FILE[:arg]`, with its default values.
 
     Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if the file or its configuration lacks what every experiment needs.
+      FileNotFoundError, ValueError: if there is no such file, or it lacks what every experiment needs.
     """
     path, module = config_path(source), config_module(source)
     config = call(module, "get_config", source)
@@ -101,11 +95,7 @@ def find_home(config: ConfigDict) -> ConfigDict:
 
 
 def call(module: ModuleType, function: str, source: str):
-    """The result of `get_config` or `sweep` of a config's module, called with the argument after the colon.
-
-    Raises:
-      ValueError: for an argument if the function takes none.
-    """
+    """The result of `get_config` or `sweep` of a config's module, called with the argument after the colon."""
     name, _, arg = source.partition(":")
     called = getattr(module, function)
     if not arg:
@@ -119,8 +109,7 @@ def experiment(config: ConfigDict) -> ModuleType:
     """The module that runs a configuration.
 
     Raises:
-      ValueError: if there is no experiment of that name, or it lacks a function.
-      FileNotFoundError: if it is a file that does not exist.
+      FileNotFoundError, ValueError: if there is no such experiment, or it lacks a function.
     """
     name = str(config.experiment)
     module = _own_experiment(name) if name.endswith(".py") else _shipped_experiment(name)
