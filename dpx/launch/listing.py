@@ -35,7 +35,7 @@ def keys(source: str) -> list[Key]:
     config = sources.load_config(source)
     meanings = getattr(sources.config_module(source), "MEANINGS", {})
     listed = [
-        Key(name, _shown(value, records.kind_of(config, name)), meanings.get(name, ""))
+        Key(name, _shown(value, sources.kind_of(config, name)), meanings.get(name, ""))
         for name, value in records.flatten(config).items()
         if name != "experiment"
     ]

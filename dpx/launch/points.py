@@ -58,7 +58,7 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
     """
     config = records.load_config(source)
     for name, value in overrides.items():
-        kind, default = records.kind_of(config, name), records.flatten(config)[name]
+        kind, default = sources.kind_of(config, name), records.flatten(config)[name]
         if isinstance(value, bool) and kind in (int, float):
             raise ValueError(f"--set={name}={value} must be a number: yes and true are none")
         try:

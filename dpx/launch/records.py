@@ -102,14 +102,6 @@ def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     return traverse_util.flatten_dict(nested, sep=".")
 
 
-def kind_of(config: Any, name: str) -> type:
-    """The type of a key, by its dotted name, also if it has no value yet."""
-    *sections, last = name.split(".")
-    for section in sections:
-        config = config[section]
-    return config.get_type(last)
-
-
 def overrides(config: ml_collections.ConfigDict, source: str) -> dict[str, Any]:
     """The values that differ from those of the config file, by dotted name."""
     defaults = flatten(load_config(source).to_dict())

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -92,6 +93,14 @@ def find_home(config: ConfigDict) -> ConfigDict:
         elif name.endswith("path") and isinstance(value, str):
             config[name] = os.path.expanduser(value)
     return config
+
+
+def kind_of(config: Any, name: str) -> type:
+    """The type of a key, by its dotted name, also if it has no value yet."""
+    *sections, last = name.split(".")
+    for section in sections:
+        config = config[section]
+    return config.get_type(last)
 
 
 def call(module: ModuleType, function: str, source: str):
