@@ -104,7 +104,7 @@ def kind_of(config: Any, name: str) -> type:
 
 
 def call(module: ModuleType, function: str, source: str):
-    """The result of `get_config` or `sweep` of a config's module, called with the argument after the colon."""
+    """The result of `get_config` or `sweep` of a module, called with the argument after the colon."""
     name, _, arg = source.partition(":")
     called = getattr(module, function)
     if not arg:
