@@ -49,9 +49,9 @@ class Progress:
         if began is not None:
             self._seconds.append(time.monotonic() - began)
         self._done += 1
-        for measure in record.measures[::-1] if record else ():
-            if record.headline_row in ("", measure.row):
-                self._best[name] = measure  # of the headline row, the first of all
+        if record is not None:
+            rows = [m for m in record.measures if record.headline_row in ("", m.row)]
+            self._best |= {name: measure for measure in rows[:1]}
         self._say(self.summary())
 
     def failed(self, number: int, name: str, error: str, *, again: bool) -> None:

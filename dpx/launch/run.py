@@ -99,7 +99,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
             if _processes.is_first():
                 sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
             try:
-                with trackers.to(config.get("log")):
+                log_to: Any = config.get("log")
+                with trackers.to(log_to):
                     outcome = records.experiment(config).run(config, workdir)
             except Exception as error:
                 if not cli.is_out_of_memory(error):
