@@ -51,7 +51,8 @@ class Progress:
         self._done += 1
         if record is not None:
             rows = [m for m in record.measures if record.headline_row in ("", m.row)]
-            self._best |= {name: measure for measure in rows[:1]}
+            if rows:
+                self._best[name] = rows[0]
         self._say(self.summary())
 
     def failed(self, number: int, name: str, error: str, *, again: bool) -> None:
