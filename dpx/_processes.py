@@ -56,16 +56,13 @@ def of_first(compute: Callable[[], Any]) -> Any:
     """
     if not several():
         return compute()
-    error, sent = None, np.zeros(0, np.uint8)
+    error, message = None, None
     if is_first():
         try:
             message = {"result": compute()}
         except (ValueError, OSError) as raised:
             error, message = raised, {"error": str(raised)}
-        sent = np.frombuffer(json.dumps(message).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(sent))))
-    sent = multihost_utils.broadcast_one_to_all(sent if is_first() else np.zeros(size, np.uint8))
-    message = json.loads(np.asarray(sent, np.uint8).tobytes())
+    message = of_each(message)[0]
     if "error" in message:
         raise error or FirstProcessError(message["error"])
     return message["result"]

@@ -13,8 +13,8 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -105,35 +105,35 @@ def user_cache() -> Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Opens a temporary file that replaces `path` once it is complete, and is removed otherwise.
+def replacing(
+    path: Path, *, mode: int = 0o666, place: Callable[[Path, Path], None] = os.replace
+) -> Iterator[IO[bytes]]:
+    """Opens a file of a new name, which becomes `path` once it is complete, and is removed otherwise.
 
     Args:
       path: The file.
       mode: The permissions of the file, which the user's umask restricts further.
+      place: Gives the complete file its name; by default in place of what has that name.
 
     Raises:
-      StorageError: if something else than a leftover of our own has the temporary file's name.
       OSError: naming `path`, if it cannot be written.
     """
     if not _processes.is_first():
         yield io.BytesIO()
         return
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftover(partial)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(partial, flags, mode)
+        # No other file has that name, and a link that somebody put there is not followed.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
+            place(partial, path)
+        finally:
             partial.unlink(missing_ok=True)
-            raise
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -220,16 +220,6 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
-def _remove_leftover(partial: Path) -> None:
-    try:
-        status = os.lstat(partial)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        raise StorageError(f"{partial} is no file that a run of yours left: remove it")
-    partial.unlink()
-
-
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Adds a file's name to an OSError raised inside; a full disk, for example, is reported without one."""
@@ -263,32 +253,24 @@ def create_private(path: Path, content: dict[str, Any]) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         _check_private(folder, os.lstat(folder), stat.S_ISDIR)
-        return _create(path, _with_checksum(content))
-
-
-def _create(path: Path, text: str) -> bool:
-    """Creates a complete file, for its owner alone, unless it exists; of several processes, one succeeds."""
-    descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # Unlike a rename, a link never takes the place of a file that is there.
-        os.link(partial, path)
-        return True
+        with replacing(path, mode=PRIVATE, place=_link) as file:
+            file.write(_with_checksum(content).encode())
     except FileExistsError:
         return False
+    return True
+
+
+def _link(partial: Path, path: Path) -> None:
+    """Gives a file its name. Unlike a rename, that never takes the place of a file that is there."""
+    try:
+        os.link(partial, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         if os.path.lexists(path):
-            return False
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         os.rename(partial, path)
-        return True
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
 
 
 def delete_private(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The project's command lines, as a user calls them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,17 @@ def command(module, *arguments):
     return [sys.executable, "-c", DPX, module, *map(str, arguments)]
 
 
-def call(module, *arguments, folder=ROOT):
+def call(module, *arguments, folder=ROOT, **environment):
+    return python(*command(module, *arguments)[1:], folder=folder, **environment)
+
+
+def python(*arguments, folder=ROOT, **environment):
+    """A process of Python that has ended, with its output."""
     return subprocess.run(
-        command(module, *arguments), cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )

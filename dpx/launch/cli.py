@@ -1,6 +1,6 @@
 """The command lines: flags, help, and errors, which are one line on stderr and exit status 2."""
 
-import difflib
+import contextlib
 import errno
 import functools
 import io
@@ -18,9 +18,11 @@ from ml_collections import config_flags
 
 from dpx import _processes
 from dpx import _storage as storage
-from dpx.launch import listing, records
+from dpx.launch import listing, records, sources
 from dpx.launch.experiment import ContractError
 from dpx.training import keys
+
+flags.disclaim_key_flags()  # what is defined here belongs to the command that asks for it
 
 # Errors that users or machines can cause; all others are faults of the program, and show a traceback.
 EXPECTED = (
@@ -42,15 +44,34 @@ _REMEDIES = {
 }
 
 
-def start(main: Callable[[list[str]], None]) -> None:
+class OneLine(contextlib.ContextDecorator):
+    """A context, or a decorator, in which expected errors, and those of `more` types, end in one line."""
+
+    def __init__(self, *more: type[Exception]):
+        self._types = (*more, *EXPECTED)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, self._types):
+            stop(error)
+
+
+def start(main: Callable[[], None]) -> None:
     """Runs `absl.app.run`; an interrupt from the keyboard prints one line and exits with status 130."""
     sys.unraisablehook = _show_unraisable
     for stream in (sys.stdout, sys.stderr):
         # In a locale without ε, printing the result would otherwise end in a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+    def run(argv: list[str]) -> None:
+        del argv
+        main()
+
     try:
-        app.run(main, flags_parser=functools.partial(parse_flags, module=main.__module__))
+        app.run(run, flags_parser=functools.partial(parse_flags, module=main.__module__))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the same command goes on where this one stopped\n")
         sys.exit(130)
@@ -133,8 +154,8 @@ def _close_flag(name: str) -> str:
         for key in records.flatten(config):
             known.setdefault(key.rpartition(".")[2], f"config.{key}")
             known[f"config.{key}"] = f"config.{key}"
-    close = difflib.get_close_matches(name, known, 1)
-    return f": did you mean --{known[close[0]]}?" if close else ": --help lists the flags"
+    close = sources.closest(name, known)
+    return f": did you mean --{known[close]}?" if close else ": --help lists the flags"
 
 
 def _check_config(argv: list[str]) -> None:
@@ -151,26 +172,31 @@ def _check_config(argv: list[str]) -> None:
                 raise ValueError(f"{argument} is fixed by the config file: use another --config")
 
 
-def workdir(needed: str) -> Path:
-    """The folder that --workdir names, where ~ is the home folder: shells do not replace it in a flag.
+def given(name: str, needed: str) -> Any:
+    """The value of a flag; raises ValueError if it is not given, where `needed` says what it has to be."""
+    value = getattr(flags.FLAGS, name)
+    if value in (None, "", []):
+        raise ValueError(f"--{name} is missing: use --{name}={needed}")
+    return value
 
-    Raises:
-      ValueError: if the flag is not given; `needed` says what it has to be.
-    """
-    given = flags.FLAGS.workdir
-    if not given:
-        raise ValueError(f"--workdir is missing: use --workdir={needed}")
-    return Path(os.path.expanduser(given))
+
+def workdir(needed: str) -> Path:
+    """The folder that --workdir names, where ~ is the home folder: shells do not replace it in a flag."""
+    return Path(os.path.expanduser(given("workdir", needed)))
+
+
+def run_folder() -> Path:
+    """The folder of a finished run, which --workdir names."""
+    return workdir("RUN, the folder of a finished run")
 
 
 def stop(error: Exception) -> NoReturn:
-    """Prints the first line of an error and exits with status 2, or with 141 if nobody reads the output."""
+    """Prints the first line of an error and exits with its `status`, or 2; with 141 if nobody reads it."""
     if isinstance(error, BrokenPipeError):  # as of `dpx run ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    text = in_one_line(error)
-    sys.stderr.write(f"error: {text}\n")
-    sys.exit(2)
+    sys.stderr.write(f"error: {in_one_line(error)}\n")
+    sys.exit(getattr(error, "status", 2))
 
 
 def in_one_line(error: Exception) -> str:

@@ -31,23 +31,16 @@ def write(
     storage.write_text(folder / "README.md", card.text(record, exported, metrics=metrics))
 
 
-def _export(argv: list[str]) -> None:
-    del argv
+@cli.OneLine(ValueError)
+def _export() -> None:
     flag = flags.FLAGS
-    try:
-        if not flag.to:
-            raise ValueError("--to is missing: use --to=FOLDER, which is made")
-        workdir, folder = (
-            cli.workdir("RUN, the folder of a finished run"),
-            Path(flag.to).expanduser(),
-        )
-        if flag.merged and flag.gguf:
-            raise ValueError("--gguf must be without --merged: a GGUF file holds a merged model")
-        form = "gguf" if flag.gguf else "merged" if flag.merged else "adapters"
-        write(workdir, folder, form=form, base=flag.base, metrics=flag.metrics)
-        print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
+    folder = Path(cli.given("to", "FOLDER, which is made")).expanduser()
+    workdir = cli.run_folder()
+    if flag.merged and flag.gguf:
+        raise ValueError("--gguf must be without --merged: a GGUF file holds a merged model")
+    form = "gguf" if flag.gguf else "merged" if flag.merged else "adapters"
+    write(workdir, folder, form=form, base=flag.base, metrics=flag.metrics)
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 def start() -> None:

@@ -107,13 +107,8 @@ def _draw_sweeps(runs: list[Record], folder: Path) -> list[Path]:
                 pairs = [_mean_and_error([m.value for m in by_x[x]], by_x[x][0].error) for x in xs]
                 means, errors = zip(*pairs, strict=True)
                 axis.errorbar(xs, means, yerr=errors, marker="o", capsize=3, label=label or column)
-            for scale, numbers in (
-                (axis.set_xscale, values[name]),
-                (
-                    axis.set_yscale,
-                    [m.value for p in points.values() for x in p.values() for m in x],
-                ),
-            ):
+            drawn = [m.value for p in points.values() for seen in p.values() for m in seen]
+            for scale, numbers in ((axis.set_xscale, values[name]), (axis.set_yscale, drawn)):
                 if min(numbers) > 0 and max(numbers) / min(numbers) >= 10:
                     scale("log")
             axis.set(xlabel="ε" if name == "epsilon" else name, ylabel=column)

@@ -5,10 +5,9 @@ The first line of a config's docstring says what it is. Its `MEANINGS` say what 
 
 import ast
 import textwrap
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dpx.launch import sources
+from dpx.launch import records, sources
 
 _WIDTH, _COLUMN = 98, 40
 
@@ -36,8 +35,8 @@ def keys(source: str) -> list[Key]:
     config = sources.load_config(source)
     meanings = getattr(sources.config_module(source), "MEANINGS", {})
     listed = [
-        Key(name, _shown(value, kind), meanings.get(name, ""))
-        for name, value, kind in _walk(config)
+        Key(name, _shown(value, sources.kind_of(config, name)), meanings.get(name, ""))
+        for name, value in records.flatten(config).items()
         if name != "experiment"
     ]
     return sorted(listed, key=lambda key: (*sources.KEYS, key.name).index(key.name))
@@ -46,14 +45,6 @@ def keys(source: str) -> list[Key]:
 def variants(source: str) -> tuple[str, ...]:
     """The arguments that a config takes after the colon, without `tiny`; the default comes first."""
     return getattr(sources.config_module(source), "VARIANTS", ())
-
-
-def _walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, type]]:
-    for name, value in config.items():
-        if hasattr(value, "items"):
-            yield from _walk(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value, config.get_type(name)
 
 
 def _shown(value: Any, kind: type) -> str:

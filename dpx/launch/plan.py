@@ -26,7 +26,7 @@ of the mean of all steps, beside the least that there is. The rule is: as many s
 most at {noise:g}, but from {least:,} to {most:,} of them. More epochs cost no privacy, only time.
 
     dpx.training.fit(
-        loss, params, data, epsilon={epsilon:g}, delta={delta:g}, epochs={epochs:g}, key=dpx.secret_key()
+        loss, params, data, epsilon={0.epsilon:g}, delta={0.delta:g}, epochs={epochs:g}, key=dpx.secret_key()
     )
 """
 
@@ -87,36 +87,24 @@ def draw(plans: Sequence[Plan], chosen: Plan, folder: Path) -> Path:
     return plotting.save(figure, folder / "plan.png", f"{title}: points are exact, lines limits")
 
 
-def _main(argv: list[str]) -> None:
-    del argv
+@cli.OneLine(ValueError)
+def _main() -> None:
     flag = flags.FLAGS
-    try:
-        for name, value in (("records", flag.records), ("epsilon", flag.epsilon)):
-            if value is None:
-                raise ValueError(f"--{name} is missing: use --records=N --epsilon=3")
-        delta = 0.1 / flag.records if flag.delta is None else flag.delta
-        if flag.workdir and not plotting.available():
-            raise ValueError(
-                f"--workdir={flag.workdir} needs matplotlib: install the extra [plots]"
-            )
-        chosen = plan(flag.records, epsilon=flag.epsilon, delta=delta, epochs=flag.epochs)
-        plans = list(beside(chosen))
-        print(f"{chosen.num_records:,} records, ε = {chosen.epsilon:g}, δ = {delta:g}\n")
-        print(table(plans, chosen))
-        print(
-            _WORDS.format(
-                noise=planning.STEP_NOISE,
-                least=planning.LEAST_STEPS,
-                most=planning.MOST_STEPS,
-                epsilon=chosen.epsilon,
-                delta=delta,
-                epochs=flag.epochs,
-            )
-        )
-        if flag.workdir:
-            print(draw(plans, chosen, cli.workdir("DIR")))
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
+    records, epsilon = cli.given("records", "60000"), cli.given("epsilon", "3")
+    delta = 0.1 / records if flag.delta is None else flag.delta
+    if flag.workdir and not plotting.available():
+        raise ValueError(f"--workdir={flag.workdir} needs matplotlib: install the extra [plots]")
+    chosen = plan(records, epsilon=epsilon, delta=delta, epochs=flag.epochs)
+    plans = list(beside(chosen))
+    print(f"{records:,} records, ε = {epsilon:g}, δ = {delta:g}\n\n{table(plans, chosen)}")
+    rule = {
+        "noise": planning.STEP_NOISE,
+        "least": planning.LEAST_STEPS,
+        "most": planning.MOST_STEPS,
+    }
+    print(_WORDS.format(chosen, epochs=flag.epochs, **rule))
+    if flag.workdir:
+        print(draw(plans, chosen, cli.workdir("DIR")))
 
 
 def start() -> None:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_collections
 
@@ -58,29 +58,17 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
     """
     config = records.load_config(source)
     for name, value in overrides.items():
-        kind, default = _type(config, name), records.flatten(config)[name]
+        kind, default = sources.kind_of(config, name), records.flatten(config)[name]
         if isinstance(value, bool) and kind in (int, float):
             raise ValueError(f"--set={name}={value} must be a number: yes and true are none")
         try:
-            config.update_from_flattened_dict(
-                # YAML reads 1e-3 as text. A key without a default may stay None.
-                {
-                    name: float(value)
-                    if kind is float and (default, value) != (None, None)
-                    else value
-                }
-            )
+            # YAML reads 1e-3 as text. A key without a default may stay None.
+            if kind is float and (default, value) != (None, None):
+                value = float(value)
+            config.update_from_flattened_dict({name: value})
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set={name}={value}: {error}") from None
     return sources.find_home(config)
-
-
-def _type(config: Any, name: str) -> type:
-    """The type of a key, also if it has no value yet."""
-    *sections, last = name.split(".")
-    for section in sections:
-        config = config[section]
-    return config.get_type(last)
 
 
 def point_name(overrides: dict) -> str:

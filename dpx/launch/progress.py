@@ -5,6 +5,7 @@ import sys
 import time
 from typing import TextIO
 
+from dpx.launch.experiment import Measure
 from dpx.launch.records import Record
 
 _MOST_LINES = 12  # the most lines for points that run or failed
@@ -27,8 +28,8 @@ class Progress:
         self._running: dict[str, float] = {}
         self._failed: dict[str, str] = {}
         self._seconds: list[float] = []
-        self._values: dict[str, float] = {}
-        self._metric, self._done, self._lost, self._drawn, self._last = "", 0, 0, 0, 0.0
+        self._best: dict[str, Measure] = {}
+        self._done, self._lost, self._drawn, self._last = 0, 0, 0, 0.0
 
     def begins(self, number: int, name: str) -> None:
         """Notes that a worker begins a point."""
@@ -48,8 +49,10 @@ class Progress:
         if began is not None:
             self._seconds.append(time.monotonic() - began)
         self._done += 1
-        if record is not None and (headline := _headline(record)):
-            self._metric, self._values[name] = headline
+        if record is not None:
+            rows = [m for m in record.measures if record.headline_row in ("", m.row)]
+            if rows:
+                self._best[name] = rows[0]
         self._say(self.summary())
 
     def failed(self, number: int, name: str, error: str, *, again: bool) -> None:
@@ -65,7 +68,7 @@ class Progress:
         parts = [f"{self._done} of {self._count} done"]
         parts += [f"{len(self._running)} running"] if self._running else []
         parts += [f"{len(self._failed)} failed"] if self._failed else []
-        return "; ".join([", ".join(parts), *self._best(), *self._left()])
+        return "; ".join([", ".join(parts), *self._ends(), *self._left()])
 
     def table(self) -> list[str]:
         """The progress as a table, with a line for each point that runs or failed."""
@@ -92,16 +95,13 @@ class Progress:
             self._out.write(line + "\n")
             self._out.flush()
 
-    def _best(self) -> list[str]:
+    def _ends(self) -> list[str]:
         """The points with the least and the largest headline metric; the reader knows which is better."""
-        if not self._values:
+        if not self._best:
             return []
-        ends = (
-            min(self._values, key=self._values.__getitem__),
-            max(self._values, key=self._values.__getitem__),
-        )
-        low, high = (f"{self._values[name]:.4g} ({name})" for name in ends)
-        return [f"{self._metric} {low}" + (f" to {high}" if len(self._values) > 1 else "")]
+        found = sorted(self._best.items(), key=lambda pair: pair[1].value)
+        low, *_, high = [f"{measure.value:.4g} ({name})" for name, measure in (*found, found[-1])]
+        return [f"{found[0][1].name} {low}" + (f" to {high}" if len(found) > 1 else "")]
 
     def _left(self) -> list[str]:
         left = self._count - self._done - self._lost
@@ -109,14 +109,6 @@ class Progress:
             return []
         seconds = sum(self._seconds) / len(self._seconds) * left / self._size
         return [f"about {_time(seconds)} left"]
-
-
-def _headline(record: Record) -> tuple[str, float] | None:
-    """The first metric of the headline row, and its value."""
-    for measure in record.measures:
-        if measure.row == record.headline_row or not record.headline_row:
-            return measure.name, measure.value
-    return None
 
 
 def _time(seconds: float) -> str:

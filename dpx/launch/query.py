@@ -7,7 +7,7 @@ dpx ask --workdir=RUN --text=TEXT [--text=TEXT ...]
 """
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +16,7 @@ from absl import flags
 
 from dpx.launch import cli, records
 
-
-def _sample(argv: list[str]) -> None:
-    del argv
-    flag = flags.FLAGS
-    try:
-        for text in model_of(_workdir(), "sample").sample(jax.random.key(flag.seed), flag.count):
-            print(text)
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
-
-
-def _recommend(argv: list[str]) -> None:
-    del argv
-    flag = flags.FLAGS
-    try:
-        if flag.history is None:
-            raise ValueError("--history is missing: use --history=ITEM,ITEM,..., in time order")
-        model = model_of(_workdir(), "recommend")
-        words = next(csv.reader([flag.history]), [])
-        for item in model.recommend(words, k=flag.k, exclude_seen=flag.exclude_seen):
-            print(item)
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
-
-
-def _predict(argv: list[str]) -> None:
-    del argv
-
-    def line(odds: dict[str, float]) -> str:
-        best = sorted(odds.items(), key=lambda pair: -pair[1])
-        return ", ".join(f"{label} {share:.3f}" for label, share in best)
-
-    _answer("predict", line)
-
-
-def _ask(argv: list[str]) -> None:
-    del argv
-    _answer("ask", lambda answer: ", ".join(f"{name} {x:.4g}" for name, x in answer.items()))
-
-
-def _answer(verb: str, line: Callable[[dict[str, float]], str]) -> None:
-    """Prints a line for what the model of a run answers to each --text."""
-    flag = flags.FLAGS
-    try:
-        if not flag.text:
-            raise ValueError("--text is missing: use --text=TEXT, once or several times")
-        for answer in getattr(model_of(_workdir(), verb), verb)(flag.text):
-            print(line(answer))
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
-
-
-def _workdir() -> Path:
-    return cli.workdir("RUN, the folder of a finished run")
+_TEXT = "TEXT, once or several times"
 
 
 def model_of(workdir: Path, verb: str) -> Any:
@@ -82,32 +29,67 @@ def model_of(workdir: Path, verb: str) -> Any:
     return model
 
 
+def _start(answers: Callable[[], Iterable[object]]) -> None:
+    """The command line that prints each of these answers of the model of --workdir."""
+    flags.DEFINE_string("workdir", None, "folder of a finished run")
+
+    @cli.OneLine(ValueError)
+    def main() -> None:
+        for answer in answers():
+            print(answer)
+
+    cli.start(main)
+
+
+def _sample() -> Iterable[str]:
+    flag = flags.FLAGS
+    return model_of(cli.run_folder(), "sample").sample(jax.random.key(flag.seed), flag.count)
+
+
+def _recommend() -> Iterable[object]:
+    flag = flags.FLAGS
+    if flag.history is None:
+        raise ValueError("--history is missing: use --history=ITEM,ITEM,..., in time order")
+    words = next(csv.reader([flag.history]), [])
+    model = model_of(cli.run_folder(), "recommend")
+    return model.recommend(words, k=flag.k, exclude_seen=flag.exclude_seen)
+
+
+def _predict() -> Iterable[str]:
+    texts = cli.given("text", _TEXT)
+    for odds in model_of(cli.run_folder(), "predict").predict(texts):
+        best = sorted(odds.items(), key=lambda pair: -pair[1])
+        yield ", ".join(f"{label} {share:.3f}" for label, share in best)
+
+
+def _ask() -> Iterable[str]:
+    texts = cli.given("text", _TEXT)
+    for answer in model_of(cli.run_folder(), "ask").ask(texts):
+        yield ", ".join(f"{name} {x:.4g}" for name, x in answer.items())
+
+
 def start_sample() -> None:
     """The command line of `dpx sample`."""
-    flags.DEFINE_string("workdir", None, "folder of a finished run")
     flags.DEFINE_integer("count", 10, "number of texts", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "another seed draws other texts", lower_bound=0)
-    cli.start(_sample)
+    _start(_sample)
 
 
 def start_recommend() -> None:
     """The command line of `dpx recommend`."""
-    flags.DEFINE_string("workdir", None, "folder of a finished run")
     flags.DEFINE_string("history", None, "the items of a user, in time order, with commas between")
     flags.DEFINE_integer("k", 10, "number of items to recommend", lower_bound=1)
     flags.DEFINE_bool("exclude_seen", True, "leave out the items of the history")
-    cli.start(_recommend)
+    _start(_recommend)
 
 
 def start_predict() -> None:
     """The command line of `dpx predict`, which prints the labels of each text with their probabilities."""
-    flags.DEFINE_string("workdir", None, "folder of a finished run")
     flags.DEFINE_multi_string("text", [], "a text to classify")
-    cli.start(_predict)
+    _start(_predict)
 
 
 def start_ask() -> None:
     """The command line of `dpx ask`, which prints what a released memory answers to each text."""
-    flags.DEFINE_string("workdir", None, "folder of a finished run")
     flags.DEFINE_multi_string("text", [], "a text to ask, or the numbers of a query: 0.1,0.2")
-    cli.start(_ask)
+    _start(_ask)

@@ -201,12 +201,9 @@ def _write_csv(runs: list[Record], path: Path) -> None:
     storage.write_text(path, text.getvalue())
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    try:
-        print(write(cli.workdir("DIR, a run's folder or a sweep's")))
-    except (ValueError, OSError) as error:
-        cli.stop(error)
+@cli.OneLine(ValueError)
+def main() -> None:
+    print(write(cli.workdir("DIR, a run's folder or a sweep's")))
 
 
 def start() -> None:

@@ -73,8 +73,7 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
       workdir: A folder that is new, empty, or of the same configuration.
 
     Raises:
-      ValueError, FileNotFoundError: before anything is written.
-      storage.StorageError: if another process uses the folder, or its files are damaged.
+      ValueError, FileNotFoundError: as `check` and `records.begin`, before anything is written.
     """
     # The mesh may differ, since a run does not depend on the devices that compute it.
     settings = {k: v for k, v in records.flatten(config).items() if k.split(".")[0] != "mesh"}
@@ -216,14 +215,11 @@ def _show(planned: experiment.Plan) -> None:
     print(f"planned total of all releases: {price(total)}")
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     flag = flags.FLAGS
-    try:
-        if flag.config is None:
-            known = ", ".join(sources.names())
-            raise ValueError(f"--config is missing: use --config=FILE, or one of {known}")
-        config = sources.find_home(flag.config)
+    with cli.OneLine(ValueError):
+        known = f"FILE, or one of {', '.join(sources.names())}"
+        config = sources.find_home(cli.given("config", known))
         if flag.distributed:
             if "mesh" not in config:
                 raise ValueError(
@@ -240,9 +236,7 @@ def main(argv: list[str]) -> None:
         source = cli.given_config()[0]
         cli.hurry(source)
         prepare(config, source, workdir)
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
-    try:
+    with cli.OneLine():
         with contextlib.nullcontext() if flag.progress else log.quiet():
             record = execute(config, workdir)
         if not _processes.is_first():
@@ -251,14 +245,11 @@ def main(argv: list[str]) -> None:
         with storage.lock(workdir, wait=60):
             for path in figures.draw([record], workdir):
                 print(f"figure: {path}")
-    except cli.EXPECTED as error:
-        cli.stop(error)
 
 
 def start() -> None:
     """The command line."""
     cli.define_config("name or file of the config, with :arg if any")
-    flags.declare_key_flag("config")
     flags.DEFINE_string("workdir", None, "folder of this run's records")
     flags.DEFINE_bool(
         "dry_run", False, "print what will be released and what it costs in all, and stop"

@@ -36,6 +36,8 @@ _NONE = (
 class TrialsFailedError(OSError):
     """The error of a selection one of whose trials failed, so that nothing can be selected yet."""
 
+    status = 1
+
 
 def begin(asked: Plan, folder: Path) -> None:
     """Claims a folder for a selection, and draws the number and the points of its trials.
@@ -55,18 +57,13 @@ def begin(asked: Plan, folder: Path) -> None:
             if storage.read_private(drawn).get("plan") != _digest(asked):
                 raise ValueError(another)
             storage.write_json(path, asked.to_json())
-        if storage.read_json(path) != _as_read(asked):
+        if storage.read_json(path) != asked.to_json():
             raise ValueError(another)
         if not drawn.exists() and not (folder / SELECTED / "result.json").exists():
             raise keys.CannotResumeError(
                 f"{drawn} is missing: with another number of trials the selection would be paid for twice, "
                 "so use a new --workdir"
             )
-
-
-def _as_read(asked: Plan) -> dict:
-    """The plan as it is read back from JSON, with lists in place of tuples."""
-    return json.loads(json.dumps(asked.to_json()))
 
 
 def _digest(asked: Plan) -> str:
@@ -123,15 +120,14 @@ def finish(
         _score(asked, asked.candidates[point], noise_of(f"score of trial {trial}"), tasks[trial])
         for trial, point in enumerate(drawn["points"])
     ]
-    best = int(np.argmax(scores)) if scores else None
     with storage.lock(folder, wait=60):
         if not (folder / SELECTED / "result.json").exists():
-            if best is None:
-                _give_away(asked, folder, dict(asked.fixed), asked.candidates[0], None, None)
+            if scores:
+                best = int(np.argmax(scores))
+                chosen = (drawn["points"][best], scores[best], tasks[best].workdir)
+                _give_away(asked, folder, *chosen)
             else:
-                point = drawn["points"][best]
-                chosen = (asked.overrides(point), asked.candidates[point])
-                _give_away(asked, folder, *chosen, scores[best], tasks[best].workdir)
+                _give_away(asked, folder, None, None, None)
     selected = _finished(folder)
     assert selected is not None
     return selected
@@ -173,16 +169,13 @@ def _score(asked: Plan, candidate: Candidate, key: jax.Array, task: Task) -> flo
 
 
 def _give_away(
-    asked: Plan,
-    folder: Path,
-    overrides: dict,
-    candidate: Candidate,
-    score: float | None,
-    trial: Path | None,
+    asked: Plan, folder: Path, point: int | None, score: float | None, trial: Path | None
 ) -> None:
     """Writes the folder of the selected run, with the trial's model and nothing else, not even its time."""
     target, spent = folder / SELECTED, asked.price.guarantee
+    candidate = asked.candidates[point or 0]
     shutil.rmtree(target, ignore_errors=True)
+    overrides = dict(asked.fixed) if point is None else asked.overrides(point)
     config = points.point_config(asked.source, overrides)
     records.begin(config, asked.source, target)
     if trial is not None:

@@ -1,6 +1,7 @@
 """The plan of a selection and its privacy cost, with all checks that are made before it runs."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -64,7 +65,8 @@ class Plan:
         )
 
     def to_json(self) -> dict:
-        return {
+        """The plan as it is read back from JSON, with lists in place of tuples."""
+        plain = {
             "source": self.source,
             "grid": self.grid,
             **({"fixed": dict(self.fixed)} if self.fixed else {}),
@@ -74,6 +76,7 @@ class Plan:
             "candidates": [str(candidate.guarantee.event) for candidate in self.candidates],
             "guarantee": self.price.guarantee.to_json(),
         }
+        return json.loads(json.dumps(plain))
 
 
 def parse_trials(text: str | None) -> privacy.Trials:
@@ -105,12 +108,8 @@ def plan(
     """Checks a selection and computes its privacy cost, before anything runs.
 
     Args:
-      source: The config file, with its argument.
-      grid: The overrides of each point.
-      metric: The name of the metric in the experiment.
+      source, grid, metric, score_noise, fixed: As in `Plan`.
       trials: The value of `--trials`.
-      score_noise: The noise multiplier of the score.
-      fixed: The overrides that all points have in common.
 
     Raises:
       ValueError: for a selection that cannot have a guarantee.

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -53,12 +54,7 @@ def config_path(source: str) -> Path:
 
 
 def config_module(source: str) -> ModuleType:
-    """The module of a config file.
-
-    Raises:
-      FileNotFoundError: if there is none.
-      ValueError: if it lacks get_config.
-    """
+    """The module of a config file; raises ValueError if it lacks get_config."""
     path = config_path(source)
     module = _from_file(path, path.stem)
     if not callable(getattr(module, "get_config", None)):
@@ -70,8 +66,7 @@ def load_config(source: str) -> ConfigDict:
     """The configuration of `NAME[:arg]` or `FILE[:arg]`, with its default values.
 
     Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if the file or its configuration lacks what every experiment needs.
+      FileNotFoundError, ValueError: if there is no such file, or it lacks what every experiment needs.
     """
     path, module = config_path(source), config_module(source)
     config = call(module, "get_config", source)
@@ -100,12 +95,16 @@ def find_home(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def call(module: ModuleType, function: str, source: str):
-    """The result of `get_config` or `sweep` of a config's module, called with the argument after the colon.
+def kind_of(config: Any, name: str) -> type:
+    """The type of a key, by its dotted name, also if it has no value yet."""
+    *sections, last = name.split(".")
+    for section in sections:
+        config = config[section]
+    return config.get_type(last)
 
-    Raises:
-      ValueError: for an argument if the function takes none.
-    """
+
+def call(module: ModuleType, function: str, source: str):
+    """The result of `get_config` or `sweep` of a module, called with the argument after the colon."""
     name, _, arg = source.partition(":")
     called = getattr(module, function)
     if not arg:
@@ -119,8 +118,7 @@ def experiment(config: ConfigDict) -> ModuleType:
     """The module that runs a configuration.
 
     Raises:
-      ValueError: if there is no experiment of that name, or it lacks a function.
-      FileNotFoundError: if it is a file that does not exist.
+      FileNotFoundError, ValueError: if there is no such experiment, or it lacks a function.
     """
     name = str(config.experiment)
     module = _own_experiment(name) if name.endswith(".py") else _shipped_experiment(name)
@@ -137,10 +135,15 @@ def experiment(config: ConfigDict) -> ModuleType:
     return module
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most similar to another one, or "" if none is."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The text `; did you mean …?` if a known name is similar, otherwise ""."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = closest(name, known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def _shipped_experiment(name: str) -> ModuleType | None:

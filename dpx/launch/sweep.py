@@ -17,7 +17,7 @@ by a noisy score is released, in selected/, with one guarantee for all of this.
 import contextlib
 import sys
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -57,10 +57,9 @@ def run_points(
 ) -> list[tuple[str, str]]:
     """Runs the points that are not finished. They must have been checked before.
 
-    Several processes may share the points of one folder. A point that another process runs is left to it, and
-    looked at again when all others are done: by then it has finished, or its process was killed and it can be
-    resumed here. A point that fails, or whose worker dies, is tried once more, with the keys that it began
-    with.
+    A point that another process runs is left to it, and looked at again when all others are done: by then it
+    has finished, or its process was killed and it can be resumed here. A point that fails, or whose worker
+    dies, is tried once more, with the keys that it began with.
 
     Args:
       source: The config file, with its argument.
@@ -86,12 +85,15 @@ def run_tasks(
     """Runs points or trials as `run_points` says, and shows the progress."""
     quiet = quiet or not isinstance(pool, workers.Here)
     tasks = dict(enumerate(listed, start=1))
-    waiting, due = deque(tasks), dict.fromkeys(tasks, 0.0)
-    attempts, failed, held, running = dict.fromkeys(tasks, 0), [], set(), {}
+    due = dict.fromkeys(tasks, 0.0)  # when each waiting point may begin
+    attempts, failed, held, running = Counter(), [], set(), {}
     with pool:
-        while waiting or running:
+        while due or running:
             ended = {}
-            while len(running) < pool.size and (number := _next(waiting, due)):
+            for number in [n for n, moment in due.items() if moment <= time.monotonic()]:
+                if len(running) == pool.size:
+                    break
+                del due[number]
                 task = tasks[number]
                 if (task.workdir / "result.json").exists():
                     ended[number] = points.attempt(task)  # it deletes keys that a kill has left
@@ -110,13 +112,12 @@ def run_tasks(
                     progress.held(number, name, first=number not in held)
                     held.add(number)
                     due[number] = time.monotonic() + _PATIENCE
-                    waiting.append(number)
                 else:
                     attempts[number] += 1
                     again = attempts[number] < _ATTEMPTS
                     progress.failed(number, name, error, again=again)
                     if again:
-                        waiting.append(number)
+                        due[number] = 0.0
                     else:
                         failed.append((name, error))
             progress.show()
@@ -124,16 +125,6 @@ def run_tasks(
                 time.sleep(_TICK)
         progress.show(last=True)
     return failed
-
-
-def _next(waiting: deque[int], due: dict[int, float]) -> int | None:
-    """Removes and returns the first waiting point that is due, or None."""
-    now = time.monotonic()
-    for number in waiting:
-        if due[number] <= now:
-            waiting.remove(number)
-            return number
-    return None
 
 
 def _busy(workdir: Path) -> bool:
@@ -155,35 +146,30 @@ def _result(job: Any) -> Ended:
 def _select(source: str, fixed: dict, folder: Path) -> None:
     """Selects among the points of the grid instead of running all of them."""
     flag = flags.FLAGS
-    try:
-        if flag.shard:
-            raise ValueError(
-                f"--shard={flag.shard} must be left out with --select, whose trials are drawn from the whole "
-                "grid: several sweeps share the folder without it"
-            )
-        asked = (flag.select, flag.trials, flag.score_noise)
-        points_of_grid = grid(source, flag.set, fixed)
-        planned = selection_plan.plan(source, points_of_grid, *asked, fixed=fixed)
-        selection.begin(planned, folder)
-        private = folder / records.PRIVATE
-        pool = workers.choose(flag.executor, flag.workers, private, flag.slurm)
-    except (ValueError, OSError, MemoryError) as error:
-        cli.stop(error)
+    for name, given, why in (
+        ("dry_run", flag.dry_run, "which prints its price first"),
+        (
+            "shard",
+            flag.shard,
+            "whose trials are drawn from the whole grid: sweeps share the folder",
+        ),
+    ):
+        if given:
+            raise ValueError(f"--{name} must be left out with --select, {why}")
+    asked = (flag.select, flag.trials, flag.score_noise)
+    planned = selection_plan.plan(source, grid(source, flag.set, fixed), *asked, fixed=fixed)
+    selection.begin(planned, folder)
+    private = folder / records.PRIVATE
+    pool = workers.choose(flag.executor, flag.workers, private, flag.slurm)
     print(f"{planned.words}\nHow far it is: {private / points.LOG}, for the data holder alone.")
-    try:
-        with storage.appending(private / points.LOG) as log:
+    with storage.appending(private / points.LOG) as log:
 
-            def run_trials(tasks: list[Task]) -> list[tuple[str, str]]:
-                progress = Progress(len(tasks), pool.size, out=log)
-                return run_tasks(tasks, pool, progress, quiet=True)
+        def run_trials(tasks: list[Task]) -> list[tuple[str, str]]:
+            progress = Progress(len(tasks), pool.size, out=log)
+            return run_tasks(tasks, pool, progress, quiet=True)
 
-            selection.finish(planned, folder, run_trials)
-        print(report.write(folder))
-    except selection.TrialsFailedError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(1)
-    except cli.EXPECTED as error:
-        cli.stop(error)
+        selection.finish(planned, folder, run_trials)
+    print(report.write(folder))
 
 
 def _show(configs: Mapping[str, Any]) -> None:
@@ -197,50 +183,36 @@ def _show(configs: Mapping[str, Any]) -> None:
     print(f"{words}: ε = {epsilon:.6g}, δ = {delta:.3g}")
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     flag = flags.FLAGS
-    try:
+    with cli.OneLine(ValueError):
         if flag.config is None or not (flag.workdir or flag.dry_run):
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
         source, fixed = cli.given_config()
         folder = Path() if flag.dry_run else cli.workdir("DIR")
         cli.hurry(source)
         if flag.select is not None or flag.trials is not None:
-            if flag.dry_run:
-                raise ValueError(
-                    "--dry_run must be left out with --select, which prints its price first"
-                )
             _select(source, fixed, folder)
             return
         whole = grid(source, flag.set, fixed)
         mine = shard(whole, flag.shard)
-        pool = None
-        if not flag.dry_run:
-            pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
         configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)
         if flag.dry_run:
             _show(configs)
             return
+        pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
         # All folders are claimed before anything is computed, so that a mistake shows at once.
         for name, config in configs.items():
             records.begin(config, source, folder / name)
-    except (ValueError, OSError, MemoryError) as error:
-        cli.stop(error)
-    try:
-        with (
-            contextlib.nullcontext()
-            if flag.progress
-            else storage.appending(folder / points.LOG) as out
-        ):
-            quiet = not flag.progress
+    with cli.OneLine():
+        quiet = not flag.progress
+        log = storage.appending(folder / points.LOG) if quiet else contextlib.nullcontext()
+        with log as out:
             failed = run_points(source, mine, folder, pool, out, quiet=quiet, fixed=fixed)
         if records.read_all(folder):
             print(report.write(folder))
-    except cli.EXPECTED as error:
-        cli.stop(error)
     unfinished = sum(not (folder / point_name(p) / "result.json").exists() for p in whole)
     if unfinished:
         print(
@@ -257,7 +229,6 @@ def main(argv: list[str]) -> None:
 def start() -> None:
     """The command line."""
     cli.define_config("name or file of the config, with :arg if any")
-    flags.declare_key_flag("config")
     flags.DEFINE_string("workdir", None, "folder of the sweep, which all workers share")
     flags.DEFINE_multi_string(
         "set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b] or (a,b)"

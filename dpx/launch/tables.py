@@ -3,6 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -15,6 +16,10 @@ from dpx.launch.records import Record
 def epsilon_of(spent: dict) -> str:
     """The ε of a guarantee in words."""
     return "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def averaged(group: list[Record]) -> list[Measure]:
@@ -45,10 +50,7 @@ def table(first: Record, measures: list[Measure]) -> list[str]:
     lines = []
     for (place, row, settings), values in cells.items():
         spent = releases.get(place, releases.get(row))
-        about = {
-            name: f"{value:g}" if isinstance(value, float) else str(value)
-            for name, value in settings
-        }
+        about = {name: _shown(value) for name, value in settings}
         # If one run measures several ε, the ε of a row is that of its settings.
         tried_at = about.pop("epsilon", epsilon_of(spent) if spent else "")
         name = _row_name(first, row, best.get(row, []))
@@ -97,12 +99,9 @@ def overview(groups: Mapping[str, list[Record]]) -> list[str]:
         headline = listed[0][0].headline_row
         title = f"## {source}: {listed[0][0].titles.get(headline, headline)}"
         fixed = records.fixed([group[0] for group in listed])
-        said = (
-            [f"In every run: {', '.join(f'{k} = {v}' for k, v in fixed.items())}.", ""]
-            if fixed
-            else []
-        )
-        sections.append("\n".join([title, "", *said, *markdown(columns, lines)]))
+        said = ", ".join(f"{name} = {value}" for name, value in fixed.items())
+        above = [f"In every run: {said}.", ""] if said else []
+        sections.append("\n".join([title, "", *above, *markdown(columns, lines)]))
     return sections
 
 
@@ -113,8 +112,7 @@ def _line(group: list[Record], names: Sequence[str]) -> dict[str, str]:
     if not own:
         return {}
     flat = records.flatten(first.config)
-    values = {n: f"{flat[n]:g}" if isinstance(flat[n], float) else str(flat[n]) for n in names}
-    line = {"ε" if name == "epsilon" else name: value for name, value in values.items()}
+    line = {"ε" if name == "epsilon" else name: _shown(flat[name]) for name in names}
     line["ε of all releases"] = epsilon_of(first.total)
     by_metric = {by.metric: by for by in first.comparisons}
     for measure in own:

@@ -7,6 +7,7 @@ again.
 import importlib
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ EXECUTORS = ("local", "ray", "slurm")
 _DAY = 24 * 60  # minutes
 
 
-class Slurm:
+class Slurm(Executor):
     """A pool with one Slurm job for each point, with options of submitit, such as `timeout_min=60`."""
 
     def __init__(self, size: int, folder: Path, options: Sequence[str], cluster: str = "slurm"):
@@ -38,10 +39,8 @@ class Slurm:
             ) from None
         self._jobs = []
 
-    def __enter__(self) -> "Slurm":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Ends all jobs."""
         for job in self._jobs:
             if not job.done():
                 job.cancel(check=False)

@@ -1,13 +1,10 @@
 """The example of CONTRIBUTING.md works as printed: one module, one experiment, one config, one test."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
-from command_line import ROOT
+from command_line import ROOT, python
 
 
 @pytest.mark.slow
@@ -30,13 +27,7 @@ def test_the_example_of_contributing_runs_in_a_clone(tmp_path):
     assert listed.count("    ngram,\n") == listed.count('    "ngram",\n') == 1
     listed = listed.replace("    ngram,\n", "    mean,\n    ngram,\n")
     public.write_text(listed.replace('    "ngram",\n', '    "mean",\n    "ngram",\n'))
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_mean.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_mean.py")
+    ended = python(*given, folder=tmp_path, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 0, ended.stdout
     assert "4 passed" in ended.stdout

@@ -1,37 +1,28 @@
 """`dpx configs` and `dpx run --config=NAME --help`: every key of every config has a meaning, in one place."""
 
+import re
+
 import pytest
+from all_configs import all_sources
 from command_line import call
 
 from configs import common
 from dpx.launch import listing, sources
 
 
-def sources_of(name):
-    variants = listing.variants(name)
-    return [f"{name}:{variant}" for variant in variants] or [name]
-
-
-@pytest.mark.parametrize("name", sources.names())
-def test_every_key_has_a_meaning_and_every_meaning_a_key(name):
-    found = {key.name: key for source in sources_of(name) for key in listing.keys(source)}
-    assert not [key for key, about in found.items() if not about.meaning]
-    meanings = sources.config_module(name).MEANINGS
-    # What a config takes over from another, and what all share, may have keys that it has not.
-    taken = [sources.config_module(other).MEANINGS for other in sources.names() if other != name]
-    own = {
-        key
-        for key, words in meanings.items()
-        if all(words != others.get(key) for others in (common.MEANINGS, *taken))
-    }
-    assert own <= found.keys()
-
-
-def test_what_configs_share_is_of_some_config():
-    used = {
-        key.name for name in sources.names() for source in sources_of(name) for key in listing.keys(source)
-    }  # fmt: skip
-    assert common.MEANINGS.keys() <= used | {"experiment"}
+def test_every_key_has_a_meaning_and_every_meaning_a_key():
+    used = {name: {"experiment"} for name in sources.names()}
+    for source in (re.sub("[:,]tiny$", "", source) for source in all_sources()):
+        found = listing.keys(source)
+        assert not [key.name for key in found if not key.meaning], source
+        used[source.partition(":")[0]] |= {key.name for key in found}
+    assert common.MEANINGS.keys() <= set().union(*used.values())
+    meanings = {name: sources.config_module(name).MEANINGS for name in used}
+    for name, own in meanings.items():
+        # What a config takes over from another, and what all share, may have keys that it has not.
+        taken = (common.MEANINGS, *(meanings[other] for other in used if other != name))
+        new = {k for k, words in own.items() if all(words != others.get(k) for others in taken)}
+        assert new <= used[name], name
 
 
 def test_defaults_are_shown_as_a_command_line_takes_them():
@@ -41,9 +32,8 @@ def test_defaults_are_shown_as_a_command_line_takes_them():
     assert shown["delta"] == "1e-05"
     assert shown["ngrams"] == "(1,2,3,4)"
     assert shown["data.path"] == "<str>"
-    assert {key.name: key.default for key in listing.keys("audit:train,tiny")}["faults"].endswith(
-        ",)"
-    )
+    (faults,) = [key for key in listing.keys("audit:train,tiny") if key.name == "faults"]
+    assert faults.default.endswith(",)")
 
 
 def test_the_overview_has_a_line_for_each_config_and_its_variants():

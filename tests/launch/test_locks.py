@@ -1,5 +1,6 @@
 """Claims on a folder that several processes share, on one host and on many."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -24,20 +25,21 @@ with storage.lock(Path(sys.argv[1])):
 """
 
 
+@contextlib.contextmanager
 def holder(folder):
-    """A process that has the folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    return process
+    """A process that has the folder, until it is killed."""
+    given = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(given, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 def claim_of_another_host(folder):
     """What a process elsewhere leaves: a claim of a host whose processes cannot be looked at."""
     folder.mkdir(exist_ok=True)
-    with holder(folder) as process:
-        process.kill()
+    with holder(folder):
+        pass
     text = (folder / storage.LOCK).read_text()
     host = filelock.SoftFileLease(folder / storage.LOCK).owner.hostname
     text = text.replace(host, "elsewhere").replace("120.0", str(storage.LEASE))
@@ -55,10 +57,12 @@ def quick(monkeypatch):
 
 @pytest.mark.slow
 def test_a_folder_is_one_processes_until_that_is_killed(tmp_path):
-    with holder(tmp_path) as process:
-        with pytest.raises(storage.BusyError, match="in use by another"), storage.lock(tmp_path):
-            pass
-        process.kill()
+    with (
+        holder(tmp_path),
+        pytest.raises(storage.BusyError, match="in use by another"),
+        storage.lock(tmp_path),
+    ):
+        pass
     with storage.lock(tmp_path) as still_mine:
         still_mine()
         with pytest.raises(storage.BusyError), storage.lock(tmp_path):
@@ -100,7 +104,6 @@ def test_who_slept_is_told_and_frees_nothing(tmp_path):
             with pytest.raises(storage.BusyError, match="taken over"):
                 still_mine()
             assert f"{process.pid}" in (tmp_path / storage.LOCK).read_text()
-            process.kill()
 
 
 def test_of_many_threads_one_has_a_folder(tmp_path):

@@ -1,6 +1,5 @@
 """`--distributed`: one run in several processes on one machine."""
 
-import json
 import os
 import socket
 import subprocess
@@ -24,49 +23,42 @@ CONFIG = (
 )
 
 
-def start(count, *flags, second=(), folders=(ROOT, ROOT)):
-    """Starts all processes with the same flags, each in its folder; the second has more of them."""
+def ended(*flags, second=(), folders=(ROOT, ROOT), status=0):
+    """What two processes of the same flags say, each in its folder; the second has more of them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     flags = (*flags, "--distributed", f"--coordinator={address}")
-    return [
-        subprocess.Popen(
-            [
-                *command("run", *flags, f"--processes={count}", f"--process={number}"),
-                *(second if number == 1 else ()),
-            ],
-            cwd=folders[number],
-            env=os.environ | on_devices(1, CHEAP) | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(count)
+    given = [command("run", *flags, "--processes=2", f"--process={n}") for n in range(2)]
+    given[1] += second
+    env = os.environ | on_devices(1, CHEAP) | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen(each, cwd=folder, env=env, **pipes)
+        for each, folder in zip(given, folders, strict=True)
     ]
+    said = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [status] * 2, said[0][1][-3000:]
+    return said
 
 
 @pytest.mark.slow
 def test_two_processes_leave_the_records_of_one(tmp_path):
     (tmp_path / "lines.txt").write_text((ROOT / "README.md").read_text().replace("|", "\n"))
     config = (*CONFIG, f"--config.data.path={tmp_path / 'lines.txt'}")
-    processes = start(2, *config, f"--workdir={tmp_path / 'two'}")
-    said = [process.communicate(timeout=240) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said[0][1][-3000:]
-    assert "DP transformer" in said[0][0]
-    assert "transformer" not in said[1][0]
-    assert "step" not in said[1][1]
+    (first, _), (second, errors) = ended(*config, f"--workdir={tmp_path / 'two'}")
+    assert "DP transformer" in first
+    assert "transformer" not in second
+    assert "step" not in errors
     assert call("run", *config, f"--workdir={tmp_path / 'one'}").returncode == 0
     two, one = (records.read(tmp_path / name) for name in ("two", "one"))
     assert two.private == one.private
     for name, value in one.metrics.items():
         np.testing.assert_allclose(two.metrics[name], value, rtol=1e-5)
-    samples = [
-        records.load(tmp_path / name).sample(jax.random.key(0), 3) for name in ("two", "one")
-    ]
+    samples = [records.load(r.workdir).sample(jax.random.key(0), 3) for r in (two, one)]
     assert samples[0] == samples[1]
-    steps = [storage.read_lines(tmp_path / name / "metrics.jsonl") for name in ("two", "one")]
-    assert [entry["step"] for entry in steps[0]] == [entry["step"] for entry in steps[1]]
+    logs = [storage.read_lines(r.workdir / "metrics.jsonl") for r in (two, one)]
+    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
     # Finished: a process alone reads back what two have left.
     assert call("run", *config, f"--workdir={tmp_path / 'two'}").returncode == 0
 
@@ -76,11 +68,8 @@ def test_a_process_with_another_config_ends_all_in_one_line(tmp_path):
     """It would clip to 1000 under a guarantee for less."""
     flags = ("--config=text:tiny", "--config.data.generated=12000", f"--workdir={tmp_path / 'run'}")
     second = ("--config.train.l2_clip_norm=1000.0", "--config.epsilon=1e6", "--config.mesh.data=2")
-    processes = start(2, *flags, second=second)
-    said = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2], said[0][-3000:]
     words = "error: config.epsilon, config.train.l2_clip_norm must be the same in all processes"
-    assert all(words in errors for errors in said)
+    assert all(words in errors for _, errors in ended(*flags, second=second, status=2))
     assert not (tmp_path / "run").exists()
 
 
@@ -91,28 +80,20 @@ def test_a_process_with_other_data_ends_all(tmp_path):
         folder.mkdir()
         (folder / "lines.txt").write_text(f"a line of {folder.name}\n" * 50)
     flags = ("--config=text:tiny", *CONFIG[1:], "--config.data.path=lines.txt")
-    processes = start(2, *flags, f"--workdir={tmp_path / 'run'}", folders=folders)
-    said = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2], said[0][-3000:]
-    assert all("the data are not the same in all processes" in errors for errors in said)
+    said = ended(*flags, f"--workdir={tmp_path / 'run'}", folders=folders, status=2)
+    assert all("the data are not the same in all processes" in errors for _, errors in said)
     assert not (tmp_path / "run" / "secret" / "keys.json").exists()
 
 
+@pytest.mark.quick_cases("nobody")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--config=text:tiny", "--distributed"], "must say how to find the other processes"),
-        pytest.param(
-            ["--config=gram:tiny", "--distributed"],
-            "trains no model on several processes",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["--config=text:tiny", "--process=1"],
-            "need --distributed: add it",
-            marks=pytest.mark.slow,
-        ),
+        (["--config=gram:tiny", "--distributed"], "trains no model on several processes"),
+        (["--config=text:tiny", "--process=1"], "need --distributed: add it"),
     ],
+    ids=["nobody", "no model", "no flag"],
 )
 def test_wrong_flags_end_in_one_line(tmp_path, flags, words):
     done = call("run", *flags, f"--workdir={tmp_path / 'run'}")
@@ -124,11 +105,9 @@ def test_wrong_flags_end_in_one_line(tmp_path, flags, words):
 
 def test_what_ends_the_first_process_ends_the_others_in_one_line(monkeypatch):
     """As when the keys of a run are gone, for which the first one alone looks."""
-    text = json.dumps({"error": "keys are missing: use a new --workdir"}).encode()
-    sent = [np.int32(len(text)), np.frombuffer(text, np.uint8)]
+    sent = [{"error": "keys are missing: use a new --workdir"}, None]
     monkeypatch.setattr(_processes, "several", lambda: True)
     monkeypatch.setattr(_processes, "is_first", lambda: False)
-    broadcast = "jax.experimental.multihost_utils.broadcast_one_to_all"
-    monkeypatch.setattr(broadcast, lambda _: sent.pop(0))
+    monkeypatch.setattr(_processes, "of_each", lambda own: sent)
     with pytest.raises(cli.EXPECTED, match="keys are missing"):
         _processes.of_first(lambda: None)

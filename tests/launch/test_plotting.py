@@ -1,12 +1,7 @@
 """matplotlib is optional: no experiment needs it before a figure is drawn."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from command_line import ROOT, python
 
 
 @pytest.mark.slow
@@ -18,5 +13,5 @@ def test_experiments_start_without_matplotlib():
     code = "import sys; sys.modules['matplotlib'] = None\n" + "\n".join(
         f"import experiments.{name}" for name in ("run", "sweep", "report", *names)
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -4,45 +4,30 @@ import json
 import re
 
 import dp_accounting
-import ml_collections
 import numpy as np
 import pytest
 from command_line import call
+from own_runs import config_of, own, plain, written
 
 import dpx
-from dpx.launch import cli, comparison, records, report, run, tables
+from dpx.launch import cli, comparison, report, run, tables
 from dpx.launch.experiment import Measure, Outcome
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
-CONFIG = {"epsilon": 1.0, "delta": 1e-5, "seed": 0, "noise_seed": None}
+
+def gaussian(multiplier=2.0, delta=1e-5, **about):
+    event = dp_accounting.GaussianDpEvent(multiplier)
+    return plain(dpx.gaussian_epsilon(multiplier, delta), delta, event=event, **about)
 
 
-def spent(multiplier=None, delta=1e-5, relation=ADD_OR_REMOVE_ONE, unit="user"):
-    event = None if multiplier is None else dp_accounting.GaussianDpEvent(multiplier)
-    epsilon = 0.5 if multiplier is None else dpx.gaussian_epsilon(multiplier, delta)
-    return dpx.PrivacyGuarantee(epsilon, delta, relation, unit, "test", ("it is a test",), event)
-
-
-def written(folder, outcome, **changes):
-    """The record of a run with that outcome."""
-    folder.mkdir(exist_ok=True)
-    config = ml_collections.ConfigDict(CONFIG | changes)
-    run.write(outcome, config, folder, 1.0)
-    records.storage.write_json(
-        folder / "config.json", {"source": "test", "config": config.to_dict(), "overrides": {}}
-    )
-    found = records.read(folder)
-    assert found is not None
-    return found
-
-
-def outcome_of(releases, **options):
-    measures = [Measure(name, "error", 1.0) for name in releases]
-    return Outcome(measures, next(iter(releases.values())), releases, **options)
+def outcome_of(*releases, **options):
+    named = dict(zip("ab", releases, strict=False))
+    measures = [Measure(name, "error", 1.0) for name in named]
+    return Outcome(measures, releases[0], named, **options)
 
 
 def test_what_is_not_covered_is_in_the_record_and_the_report(tmp_path):
-    outcome = outcome_of({"a": spent(2.0)}, not_covered=["the losses", "the row b"])
+    outcome = outcome_of(gaussian(), not_covered=["the losses", "the row b"])
     record = written(tmp_path, outcome)
     assert record.private["not_covered"] == ["the losses", "the row b"]
     text = report.summarize(record)
@@ -54,21 +39,16 @@ def test_what_is_not_covered_is_in_the_record_and_the_report(tmp_path):
     ("changes", "synthetic", "relation", "said"),
     [
         ({}, False, ADD_OR_REMOVE_ONE, None),
-        ({"noise_seed": 3}, False, ADD_OR_REMOVE_ONE, "while noise_seed stays unknown"),
+        ({"noise_seed": 3}, False, ADD_OR_REMOVE_ONE, "for one run on one data set only"),
+        ({"noise_seed": 3}, True, ADD_OR_REMOVE_ONE, "while noise_seed stays unknown"),
         ({}, True, ADD_OR_REMOVE_ONE, "the data are synthetic"),
-        (
-            {"data": {"limit": 7}},
-            False,
-            ADD_OR_REMOVE_ONE,
-            "from the at most 7 that data.limit leaves",
-        ),
+        ({"data": {"limit": 7}}, False, ADD_OR_REMOVE_ONE, "at most 7 that data.limit leaves"),
         ({"data": {"limit": 7}}, False, REPLACE_ONE, None),
     ],
 )
 def test_how_it_was_run_is_an_assumption(tmp_path, changes, synthetic, relation, said):
-    record = written(
-        tmp_path, outcome_of({"a": spent(2.0, relation=relation)}, synthetic=synthetic), **changes
-    )
+    outcome = outcome_of(gaussian(relation=relation), synthetic=synthetic)
+    record = written(tmp_path, outcome, **changes)
     for guarantee in (*record.releases.values(), record.total):
         assert guarantee["assumptions"][0] == "it is a test"
         more = guarantee["assumptions"][1:]
@@ -77,26 +57,32 @@ def test_how_it_was_run_is_an_assumption(tmp_path, changes, synthetic, relation,
 
 
 def test_the_total_is_at_the_largest_delta_beside_the_sum_of_plain_ones():
-    noise = {"a": spent(2.0, 1e-6), "b": spent(3.0, 1e-5)}
+    noise = {"a": gaussian(2.0, 1e-6), "b": gaussian(3.0, 1e-5)}
     total = run.compose(noise)
     assert total.delta == 1e-5
     assert total.epsilon == pytest.approx(dpx.gaussian_epsilon(1 / np.hypot(1 / 2, 1 / 3), 1e-5))
-    with_plain = run.compose(noise | {"c": spent(None, 2e-6), "d": spent(None, 3e-6)})
+    with_plain = run.compose(noise | {"c": plain(0.5, 2e-6), "d": plain(0.5, 3e-6)})
     assert with_plain.delta == pytest.approx(1.5e-5, rel=1e-12)
     assert with_plain.epsilon == pytest.approx(1.0 + total.epsilon, rel=1e-6)
+    both = run.compose({"a": plain(1.0, 1e-6), "b": plain(0.5, 2e-6)})
+    assert (both.epsilon, both.delta) == pytest.approx((1.5, 3e-6))
 
 
 def test_the_risk_of_the_total_is_its_own(tmp_path):
-    record = written(tmp_path, outcome_of({"a": spent(2.0), "b": spent(2.0)}))
+    record = written(tmp_path, outcome_of(gaussian(), gaussian()))
     risk = record.private["risk"]
     assert risk["headline"]["add_or_remove_one"]["mu"] == pytest.approx(1 / 2)
     assert risk["total"]["add_or_remove_one"]["mu"] == pytest.approx(1 / np.sqrt(2))
+    for relation, one in record.risk.items():
+        total = risk["total"][relation]["tpr_at_1_percent"]
+        assert 0.01 < one["tpr_at_1_percent"] < total < 1
+    assert "risk of the result, as the true-positive rate" in report.summarize(record)
     assert json.loads((tmp_path / "result.json").read_text())["risk"] == risk["headline"]
 
 
 def test_totals_are_of_one_unit(tmp_path):
     found = [
-        written(tmp_path / str(number), outcome_of({"a": spent(2.0, unit=unit)}))
+        written(tmp_path / str(number), outcome_of(gaussian(unit=unit)))
         for number, unit in enumerate(("user", "name", "user"))
     ]
     words, apart = report.totals(found)
@@ -108,20 +94,13 @@ def test_totals_are_of_one_unit(tmp_path):
 def test_errors_over_seeds_are_those_of_the_mean(tmp_path):
     found = []
     for seed, value in enumerate((1.0, 2.0, 4.0)):
-        outcome = Outcome([Measure("a", "error", value)], spent(2.0), {"a": spent(2.0)})
+        outcome = Outcome([Measure("a", "error", value)], gaussian(), {"a": gaussian()})
         found.append(written(tmp_path / str(seed), outcome, seed=seed))
     # The standard deviation with n − 1, over √n.
     (measure,) = tables.averaged(found)
     assert comparison.in_words(measure) == "2.333 ± 0.88"
 
 
-OWN = """
-from ml_collections import ConfigDict, config_dict
-
-def get_config(arg=""):
-    return ConfigDict({"experiment": "large.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
-                       "noise_seed": config_dict.placeholder(int), "of": "machine", "steps": 0})
-"""
 LARGE = """
 import jax.numpy as jnp
 import numpy as np
@@ -143,35 +122,27 @@ def run(config, workdir):
 
 @pytest.fixture
 def large(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "large.py").write_text(LARGE)
-    return str(tmp_path / "own.py")
+    return own(tmp_path, LARGE, of="machine", steps=0)
 
 
 @pytest.mark.parametrize("of", ["machine", "device"])
 def test_too_little_memory_is_one_line_and_leaves_no_keys(tmp_path, large, of):
-    config = records.load_config(large)
-    config.of = of
-    kept = []
+    config = config_of(large, of=of)
     for _ in range(2):  # the second begins again
         run.prepare(config, large, tmp_path / "run")
         with pytest.raises(MemoryError) as error:
             run.execute(config, tmp_path / "run")
         assert not list((tmp_path / "run").glob("secret/*"))
-        assert re.fullmatch(r"not enough memory: use less data.*\(.*[Aa]llocat.*\)", line(error))
+        (line,) = cli.in_one_line(error.value).splitlines()
+        assert re.fullmatch(r"not enough memory: use less data.*\(.*[Aa]llocat.*\)", line)
     # What was trained can go on, and needs them.
-    config.steps = 1
+    config.steps, kept = 1, []
     run.prepare(config, large, tmp_path / "later")
     for _ in range(2):
         with pytest.raises(MemoryError):
             run.execute(config, tmp_path / "later")
         kept.append((tmp_path / "later/secret/keys.json").read_text())
     assert kept[0] == kept[1]
-
-
-def line(error):
-    (found,) = cli.in_one_line(error.value).splitlines()
-    return found
 
 
 @pytest.mark.slow

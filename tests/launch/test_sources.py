@@ -1,28 +1,17 @@
 """Configs by name and by path, experiments beside a config of one's own, and what is wrong with them."""
 
-import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from own_runs import go, own, plain, sweep_command
 
 import dpx
 from dpx.launch import cli, experiment, points, records, report, run, sources, sweep
 from dpx.launch.experiment import Measure, Outcome
 
-CONFIG = """
-from ml_collections import ConfigDict, config_dict
-
-def get_config():
-    config = ConfigDict({
-        "experiment": "mine.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
-        "noise_seed": config_dict.placeholder(int),
-    })
-    CHANGE
-    return config
-"""
 EXPERIMENT = """
 import beside_mine
 import dpx
@@ -45,17 +34,11 @@ def run(config, workdir):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def write(tmp_path, monkeypatch):
     """Writes a config and an experiment into a folder, changed, and returns the config's path."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def write(change="pass", experiment=EXPERIMENT):
-        (tmp_path / "my_config.py").write_text(CONFIG.replace("CHANGE", change))
-        (tmp_path / "mine.py").write_text(experiment)
-        (tmp_path / "beside_mine.py").write_text("ANSWER = 42.0\n")
-        return str(tmp_path / "my_config.py")
-
-    return write
+    (tmp_path / "beside_mine.py").write_text("ANSWER = 42.0\n")
+    return lambda change="pass", experiment=EXPERIMENT: own(tmp_path, experiment, change)
 
 
 def test_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
@@ -73,13 +56,10 @@ def test_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
         records.load_config("configs/quickstart.py")
 
 
-def test_an_experiment_of_ones_own_runs_from_anywhere(own, tmp_path, monkeypatch):
-    source = own()
+def test_an_experiment_of_ones_own_runs_from_anywhere(write, tmp_path, monkeypatch):
+    source, workdir = write(), tmp_path / "run"
     monkeypatch.chdir(tmp_path.parent)
-    config = records.load_config(source)
-    workdir = tmp_path / "run"
-    run.prepare(config, source, workdir)
-    record = run.execute(config, workdir)
+    record = go(source, workdir)
     assert record.metrics == {"row/answer": 42.0}
     assert "| row | 1 | 42 |" in report.summarize(record)
     assert record.overrides == {}
@@ -88,56 +68,51 @@ def test_an_experiment_of_ones_own_runs_from_anywhere(own, tmp_path, monkeypatch
         records.load(workdir)
     with pytest.raises(ValueError, match="no function sweep"):
         sweep.grid(source, [])
-    with pytest.raises(ValueError, match="takes no argument"):
-        records.load_config(f"{source}:tiny")
-
-
-@pytest.mark.parametrize("key", sources.KEYS)
-def test_a_missing_key_is_named(own, key):
-    source = own(f"del config['{key}']")
-    with pytest.raises(ValueError, match=rf"my_config.py: the config has no key '{key}'"):
-        records.load_config(source)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        *(
+            (f"del config['{key}']", f"own.py: the config has no key '{key}'")
+            for key in sources.KEYS
+        ),
         ("return 3", "get_config returned int"),
         ("config.experiment = 'absent.py'", "absent.py': no such file"),
-        ("config.epsilon = = 3", "my_config.py, line 9: invalid syntax"),
+        ("config.epsilon = = 3", "own.py, line 9: invalid syntax"),
     ],
 )
-def test_a_wrong_config_is_named(own, change, words):
+def test_a_wrong_config_is_named(write, change, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words) as error:
-        run.check(records.load_config(own(change)))
+        run.check(records.load_config(write(change)))
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_config_without_its_function_is_named(tmp_path):
+def test_a_config_without_its_function_or_argument_is_named(tmp_path):
     path = tmp_path / "empty.py"
     path.touch()
     with pytest.raises(ValueError, match=r"empty.py: the function get_config is missing"):
         records.load_config(str(path))
+    path.write_text("def get_config(): pass")
+    with pytest.raises(ValueError, match="takes no argument"):
+        records.load_config(f"{path}:tiny")
 
 
 @pytest.mark.parametrize("function", sources.FUNCTIONS)
-def test_a_missing_function_of_an_experiment_is_named(own, function):
-    source = own(experiment=EXPERIMENT.replace(f"def {function}(", "def other("))
+def test_a_missing_function_of_an_experiment_is_named(write, function):
+    source = write(experiment=EXPERIMENT.replace(f"def {function}(", "def other("))
     with pytest.raises(ValueError, match=rf"mine.py' has no function '{function}'"):
         run.check(records.load_config(source))
 
 
-def test_an_outcome_that_is_none_is_named(own, tmp_path):
-    source = own(experiment=EXPERIMENT.replace("return Outcome", "Outcome"))
-    config = records.load_config(source)
-    run.prepare(config, source, tmp_path / "run")
+def test_an_outcome_that_is_none_is_named(write, tmp_path):
+    source = write(experiment=EXPERIMENT.replace("return Outcome", "Outcome"))
     with pytest.raises(experiment.ContractError, match=r"run returned NoneType: let it return"):
-        run.execute(config, tmp_path / "run")
+        go(source, tmp_path / "run")
 
 
-ROW = dpx.PrivacyGuarantee(1.0, 1e-6, dpx.privacy.REPLACE_ONE, "row", "test")
-USER = dataclasses.replace(ROW, unit="user")
-ADDED = dataclasses.replace(ROW, neighboring=dpx.privacy.ADD_OR_REMOVE_ONE)
+ROW = plain(unit="row", relation=dpx.privacy.REPLACE_ONE)
+USER = plain(relation=dpx.privacy.REPLACE_ONE)
 MEASURES = [Measure("a", "error", 1.0)]
 
 
@@ -146,7 +121,7 @@ MEASURES = [Measure("a", "error", 1.0)]
     [
         ({"releases": {}}, "releases={} must hold a guarantee"),
         ({"composed": {}}, "composed={} must hold a guarantee"),
-        ({"releases": {"a": ROW, "b": ADDED}}, "release b is about ADD_OR_REMOVE_ONE row"),
+        ({"releases": {"a": ROW, "b": plain(unit="row")}}, "b is about ADD_OR_REMOVE_ONE row"),
         ({"composed": {"a": ROW, "b": USER}}, "release b is about REPLACE_ONE user"),
         ({"headline": USER}, "the headline about REPLACE_ONE user"),
         ({"measures": [Measure("a", "error", np.float32(1))]}, "measure a/error: .*float32"),
@@ -161,28 +136,20 @@ def test_an_outcome_that_no_record_could_state_is_named(changes, words):
         Outcome(**{"measures": MEASURES, "headline": ROW, "releases": {"a": ROW}, **changes})
 
 
-def test_a_sweep_has_no_noise_seed(own):
+def test_a_sweep_has_no_noise_seed(write):
     """Two releases with the same noise would show the data by their difference."""
-    source = own("config.noise_seed = 12345678")
-    with pytest.raises(
-        ValueError, match=r"sets config.noise_seed, under which all 2 points"
-    ) as error:
+    source = write("config.noise_seed = 12345678")
+    words = r"sets config.noise_seed, under which all 2 points"
+    with pytest.raises(ValueError, match=words) as error:
         sweep.grid(source, ["epsilon=1,4"])
     assert "12345678" not in str(error.value)
     assert sweep.grid(source, ["epsilon=4"]) == [{"epsilon": 4}]
 
 
-def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
-    source = own()
-    checked = []
-    check = run.check
+def test_a_sweep_checks_each_point_once(write, tmp_path, monkeypatch):
+    checked, check = [], run.check
     monkeypatch.setattr(run, "check", lambda config: (checked.append(config.seed), check(config)))
-    flag = SimpleNamespace(config=source, workdir=str(tmp_path / "sweep"), set=["seed=1,2"])
-    flag.executor, flag.workers, flag.shard, flag.slurm = "local", 1, "", []
-    flag.select, flag.trials, flag.progress, flag.dry_run = None, None, True, False
-    monkeypatch.setattr(sweep.flags, "FLAGS", flag)
-    monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
-    sweep.main([])
+    sweep_command(monkeypatch, write(), tmp_path / "sweep", set=["seed=1,2"])
     assert checked == [1, 2]
     assert len(records.read_all(tmp_path / "sweep")) == 2
 
@@ -192,11 +159,11 @@ def test_paths_may_begin_at_the_home_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     given, found = "~/notes.txt", str(tmp_path / "notes.txt")
     assert points.point_config("text:tiny", {"data.path": given}).data.path == found
-    own = tmp_path / "own.py"
+    path = tmp_path / "own.py"
     shipped = "from configs.text import get_config as text"
     changed = f"config = text(arg)\n    config.data.path = {given!r}\n    return config"
-    own.write_text(f"{shipped}\n\n\ndef get_config(arg=''):\n    {changed}\n")
-    assert sources.load_config(str(own)).data.path == found
+    path.write_text(f"{shipped}\n\n\ndef get_config(arg=''):\n    {changed}\n")
+    assert sources.load_config(str(path)).data.path == found
     flag = dict.fromkeys(("distributed", "coordinator", "processes", "process"))
     config = sources.load_config("text:tiny")
     config.data.path = given
@@ -207,7 +174,7 @@ def test_paths_may_begin_at_the_home_folder(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "check", refuse)
     with pytest.raises(SystemExit):
-        run.main([])
+        run.main()
     assert capsys.readouterr().err == f"error: {found}\n"
 
 

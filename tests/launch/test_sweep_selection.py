@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import stat
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,21 +11,15 @@ import pytest
 from command_line import call
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, dp_event
 from dp_accounting.rdp import RdpAccountant
+from own_runs import config_of, own, sweep_command
 
 from dpx import _storage as storage
 from dpx import privacy
 from dpx.launch import experiment, points, records, selection, selection_plan, sweep
 from dpx.training import checkpoints, keys
 
-CONFIG = """
-from ml_collections import ConfigDict, config_dict
-
-def get_config(arg=""):
-    return ConfigDict({"experiment": "trial.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
-                       "noise_seed": config_dict.placeholder(int), "rate": 1.0, "steps": 4,
-                       "synthetic": arg == "synthetic", "users": 100, "lies": False, "fails": 0,
-                       "sizes": (1,), "data": {"path": "a"}})
-"""
+VALUES = {"rate": 1.0, "steps": 4, "users": 100, "lies": False, "fails": 0, "sizes": (1,)}
+VALUES |= {"data": {"path": "a"}}
 # Its model is noise, and its metric how large the rate is.
 EXPERIMENT = """
 import jax
@@ -70,15 +63,13 @@ EXACT = [f"{rate + 1 / 3:.6f}"[:7] for rate in (0.25, 0.5, 0.75)]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "own.py").write_text(CONFIG)
-    (folder / "trial.py").write_text(EXPERIMENT)
-    return str(folder / "own.py")
+    more = 'config.synthetic = arg == "synthetic"'
+    return own(tmp_path_factory.mktemp("own"), EXPERIMENT, more, **VALUES)
 
 
-def plan(source, *axes, select="hit", trials="geometric:4", score_noise=2.0):
+def plan(source, *axes, select="hit", trials="geometric:4", score_noise=2.0, **fixed):
     grid = sweep.grid(source, list(axes or AXES))
-    return selection_plan.plan(source, grid, select, trials, score_noise)
+    return selection_plan.plan(source, grid, select, trials, score_noise, fixed=fixed)
 
 
 def here(tasks):
@@ -86,8 +77,18 @@ def here(tasks):
     return [(task.name, e.error) for task, e in zip(tasks, ended, strict=True) if e.state != "done"]
 
 
+def selected(asked, folder, run_tasks=here):
+    selection.begin(asked, folder)
+    return selection.finish(asked, folder, run_tasks)
+
+
 def drawn(folder):
     return json.loads((folder / records.PRIVATE / "drawn.json").read_text())
+
+
+def attempts(folder):
+    """The keys of each attempt, by trial."""
+    return [path.read_text().splitlines() for path in folder.rglob("attempts")]
 
 
 def fixed(monkeypatch, count):
@@ -95,16 +96,8 @@ def fixed(monkeypatch, count):
 
 
 def command(monkeypatch, source, folder, given=None, **more):
-    flag = SimpleNamespace(
-        config=source, workdir=str(folder), set=list(AXES), slurm=[], shard="", dry_run=False
-    )
-    flag.executor, flag.workers = "local", 1
-    flag.select, flag.trials, flag.score_noise = "hit", "geometric:4", 2.0
-    for name, value in more.items():
-        setattr(flag, name, value)
-    monkeypatch.setattr(sweep.flags, "FLAGS", flag)
-    monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, given or {}))
-    sweep.main([])
+    asked = {"select": "hit", "trials": "geometric:4", "score_noise": 2.0, "set": list(AXES)}
+    sweep_command(monkeypatch, source, folder, given, **asked | more)
 
 
 @pytest.mark.slow
@@ -114,8 +107,8 @@ def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     fixed(monkeypatch, 7)
     command(monkeypatch, source, tmp_path)
     told = "".join(capfd.readouterr())
-    selected, private = tmp_path / "selected", tmp_path / records.PRIVATE
-    names = {path.name for path in selected.iterdir() if not path.name.startswith(".lock")}
+    chosen, private = tmp_path / "selected", tmp_path / records.PRIVATE
+    names = {path.name for path in chosen.iterdir() if not path.name.startswith(".lock")}
     files = {"config.json", "environment.json", "privacy.json", "result.json"}
     assert names == files | {"model", "names.txt"}
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
@@ -123,11 +116,8 @@ def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     # Exact metrics and the number of trials are nowhere else.
     public = [p for p in tmp_path.rglob("*") if p.is_file() and private not in p.parents]
     for text in (told, *(path.read_bytes().decode(errors="ignore") for path in public)):
-        assert not any(value in text for value in EXACT)
-        assert "trial6" not in text
-        assert "of 7" not in text
-        assert "planted" not in text
-    record = records.read(selected)
+        assert not any(value in text for value in (*EXACT, "trial6", "of 7", "planted"))
+    record = records.read(chosen)
     price = plan(source).price
     assert record.wall_seconds is None
     assert record.total["epsilon"] == record.releases["model"]["epsilon"]
@@ -135,19 +125,15 @@ def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     assert "users are counted" in record.total["assumptions"]
     assert f"this selection ε = {price.guarantee.epsilon:.4g}" in told
     # The model is that of the trial whose score is the highest.
-    best = [
-        path
-        for path in private.glob("trial*")
-        if json.loads((path / "config.json").read_text())["overrides"].items()
-        <= record.overrides.items()
-    ]
+    trials = [records.read(path) for path in private.glob("trial*")]
+    best = [t.workdir for t in trials if t.overrides.items() <= record.overrides.items()]
     template = {"w": {"x": np.zeros(3, np.float32)}}
-    given = checkpoints.load_model(selected, template)["w"]["x"]
+    given = checkpoints.load_model(chosen, template)["w"]["x"]
     kept = [checkpoints.load_model(path, template)["w"]["x"] for path in best]
     assert sum(np.array_equal(given, one) for one in kept) == 1
     assert abs(record.metrics["model/hit"] - record.config["rate"] - 1 / 3) < 8 * 2.0 / 100
     # The report counts the selection, and not its trials.
-    assert [found.workdir for found in records.read_all(tmp_path)] == [selected]
+    assert [found.workdir for found in records.read_all(tmp_path)] == [chosen]
 
 
 @pytest.mark.slow
@@ -168,31 +154,29 @@ def test_a_score_has_the_noise_that_is_paid_for(source, tmp_path):
 def test_what_is_fixed_holds_for_every_trial_and_what_is_selected(source, tmp_path, monkeypatch):
     """Of data too, which are no axis, since the trials of a selection have one data set."""
     fixed(monkeypatch, 2)
-    with pytest.raises(ValueError, match=r"give one value as --config\.data\.path"):
-        plan(source, "data.path=b,c")
     command(monkeypatch, source, tmp_path, {"data.path": "b", "steps": 5})
     found = [records.read(path) for path in (tmp_path / records.PRIVATE).glob("trial*")]
     assert len(found) == 2
     for record in (*found, records.read(tmp_path / "selected")):
         assert (record.config["data"]["path"], record.config["steps"]) == ("b", 5)
-    spent = selection_plan.plan(
-        source, sweep.grid(source, AXES), "hit", "geometric:4", 2.0, fixed={"steps": 5}
-    )
-    assert found[0].releases["model"]["event"] == str(spent.candidates[0].guarantee.event)
+    event = plan(source, steps=5).candidates[0].guarantee.event
+    assert found[0].releases["model"]["event"] == str(event)
     with pytest.raises(SystemExit):  # another selection
         command(monkeypatch, source, tmp_path, {"data.path": "c", "steps": 5})
 
 
 @pytest.mark.slow
-def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch):
-    fixed(monkeypatch, 3)
-    asked = plan(source, "rate=0.5")
+@pytest.mark.parametrize("variant", ["", ":synthetic"])
+def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch, variant):
+    """And so has every trial."""
+    fixed(monkeypatch, 4)
     noisy, real = [], selection._score
     monkeypatch.setattr(selection, "_score", lambda *args: noisy.append(real(*args)) or noisy[-1])
-    selection.begin(asked, tmp_path)
-    found = selection.finish(asked, tmp_path, here)
-    assert len(set(noisy)) == 3
+    found = selected(plan(source + variant, "rate=0.5"), tmp_path)
+    assert len(set(noisy)) == 4
     assert found.metrics == {"model/hit": max(noisy)}
+    assert len({used for (used,) in attempts(tmp_path)}) == 4
+    assert not list(tmp_path.rglob("keys.json"))
 
 
 def test_points_are_drawn_uniformly_and_with_replacement(source, monkeypatch):
@@ -207,62 +191,40 @@ def test_points_are_drawn_uniformly_and_with_replacement(source, monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_two_trials_share_noise(source, tmp_path, monkeypatch):
-    fixed(monkeypatch, 4)
-    for variant in (source, f"{source}:synthetic"):
-        folder = tmp_path / variant[-9:].strip("/.")
-        asked = plan(variant, "rate=0.5")
-        selection.begin(asked, folder)
-        selection.finish(asked, folder, here)
-        used = [p.read_text() for p in folder.rglob("attempts")]
-        assert len(set(used)) == 4
-        assert not list(folder.rglob("keys.json"))
-
-
-@pytest.mark.slow
 def test_a_selection_that_was_killed_goes_on_as_it_would_have(source, tmp_path, monkeypatch):
-    fixed(monkeypatch, 5)
-    asked = plan(f"{source}:synthetic")
-    left, killed = tmp_path / "left", tmp_path / "killed"
-    selection.begin(asked, left)
-    whole = selection.finish(asked, left, here)
-    monkeypatch.undo()
-
     def dies(tasks):
         here(tasks[:2])
         raise KeyboardInterrupt
 
     fixed(monkeypatch, 5)
-    selection.begin(asked, killed)
+    asked, killed = plan(f"{source}:synthetic"), tmp_path / "killed"
+    whole = selected(asked, tmp_path / "left")
     with pytest.raises(KeyboardInterrupt):
-        selection.finish(asked, killed, dies)
+        selected(asked, killed, dies)
     assert not (killed / "selected").exists()
     fixed(monkeypatch, 9)  # what would be drawn now is not asked for
-    selection.begin(asked, killed)
-    again = selection.finish(asked, killed, here)
+    again = selected(asked, killed)
     assert (again.metrics, again.config) == (whole.metrics, whole.config)
-    attempts = [path.read_text().splitlines() for path in killed.rglob("attempts")]
-    assert [len(lines) for lines in attempts] == [1] * 5
+    assert [len(lines) for lines in attempts(killed)] == [1] * 5
 
 
 @pytest.mark.slow
-def test_private_draws_are_made_once(source, tmp_path, monkeypatch):
-    asked = plan(source)
+def test_private_draws_are_made_once(source, tmp_path):
+    asked, path = plan(source), tmp_path / records.PRIVATE / "drawn.json"
     selection.begin(asked, tmp_path)
     before = drawn(tmp_path)
     selection.begin(asked, tmp_path)
     assert drawn(tmp_path) == before
-    assert stat.S_IMODE((tmp_path / records.PRIVATE / "drawn.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     for other in (
-        {"trials": "geometric:5"},
-        {"score_noise": 3.0},
-        {"select": "hit", "trials": "poisson:4"},
+        plan(source, trials="geometric:5"),
+        plan(source, trials="poisson:4"),
+        plan(source, score_noise=3.0),
+        plan(source, "rate=0.25,0.5"),
     ):
         with pytest.raises(ValueError, match="holds another selection"):
-            selection.begin(plan(source, **other), tmp_path)
-    with pytest.raises(ValueError, match="holds another selection"):
-        selection.begin(plan(source, "rate=0.25,0.5"), tmp_path)
-    (tmp_path / records.PRIVATE / "drawn.json").unlink()
+            selection.begin(other, tmp_path)
+    path.unlink()
     with pytest.raises(keys.CannotResumeError, match="paid for twice"):
         selection.begin(asked, tmp_path)
 
@@ -296,8 +258,7 @@ def test_a_folder_of_something_else_is_not_taken(source, tmp_path):
 def test_tuples_may_be_an_axis_of_a_selection(source, tmp_path):
     asked = plan(source, "sizes=[1],[1,2]")
     selection.begin(asked, tmp_path)
-    selection.begin(asked, tmp_path)
-    assert selection.finish(asked, tmp_path, here).config["sizes"] in ([1], [1, 2])
+    assert selected(asked, tmp_path).config["sizes"] in ([1], [1, 2])
 
 
 @pytest.mark.slow
@@ -308,14 +269,12 @@ def test_what_was_selected_stands_when_the_trials_are_deleted(source, tmp_path):
     found = selection.finish(asked, tmp_path, here)
     # The key of the scores' noise is deleted, also by the next command where a kill has left it.
     assert not (private / "drawn.json").exists()
-    for left in ("drawn.json", "tmp0.partial"):
+    for left in ("drawn.json", "drawn.json.1a2b3c4d.partial"):
         (private / left).write_bytes(kept)
-    selection.begin(asked, tmp_path)
-    assert selection.finish(asked, tmp_path, None).metrics == found.metrics
+    assert selected(asked, tmp_path, None).metrics == found.metrics
     assert not [path for path in private.iterdir() if path.is_file()]
     shutil.rmtree(private)
-    selection.begin(asked, tmp_path)
-    assert selection.finish(asked, tmp_path, None).metrics == found.metrics
+    assert selected(asked, tmp_path, None).metrics == found.metrics
 
 
 def test_no_trial_selects_nothing_at_the_same_price(source, tmp_path, monkeypatch, capsys):
@@ -338,11 +297,13 @@ def test_a_selection_costs_what_dp_accounting_says(source, law, shape):
     assert asked.price.guarantee.epsilon == pytest.approx(expected, rel=1e-9)
 
 
-def test_every_candidate_is_in_the_price_drawn_or_not(source, tmp_path, monkeypatch):
-    dear = plan(source, "steps=4,4000").price.guarantee.epsilon
-    assert dear > plan(source, "steps=4").price.guarantee.epsilon
-    assert plan(source, "steps=4000,4").price.guarantee.epsilon == dear
-    assert plan(source, "steps=4000").price.guarantee.epsilon == dear
+def test_every_candidate_is_in_the_price_drawn_or_not(source):
+    dear, cheap, *both = [
+        plan(source, f"steps={steps}").price.guarantee.epsilon
+        for steps in ("4000", "4", "4,4000", "4000,4")
+    ]
+    assert both == [dear, dear]
+    assert dear > cheap
 
 
 @pytest.mark.slow
@@ -359,16 +320,13 @@ def test_a_failed_trial_selects_nothing(source, tmp_path, monkeypatch, capsys):
     command(monkeypatch, source, tmp_path, **axes)
     assert records.read(tmp_path / "selected").metrics
     # Every attempt of a trial had the keys that it began with.
-    for path in tmp_path.rglob("attempts"):
-        assert len(set(path.read_text().splitlines())) == 1
+    assert [len(set(used)) for used in attempts(tmp_path)] == [1, 1]
 
 
 @pytest.mark.slow
 def test_a_run_that_costs_something_else_than_was_planned_is_not_selected(source, tmp_path):
-    asked = plan(source, "lies=true", "rate=0.5")
-    selection.begin(asked, tmp_path)
     with pytest.raises(experiment.ContractError, match="let both be the same"):
-        selection.finish(asked, tmp_path, here)
+        selected(plan(source, "lies=true", "rate=0.5"), tmp_path)
     assert not (tmp_path / "selected").exists()
 
 
@@ -382,7 +340,7 @@ def test_a_run_that_costs_something_else_than_was_planned_is_not_selected(source
         (AXES, {"select": None}, "--select is missing"),
         (AXES, {"select": "other"}, "use one of hit"),
         (AXES, {"score_noise": 0.0}, "--score_noise=0.0 must be finite and positive"),
-        (("data.path=a,b",), {}, "have one data set"),
+        (("data.path=a,b",), {}, r"have one data set.* give one value as --config\.data\.path"),
         (("users=100,200",), {}, "measured on the same records"),
         (("delta=1e-6,1e-5",), {}, "delta=1e-05"),
     ],
@@ -399,16 +357,14 @@ def test_the_trials_of_a_selection_are_logged_nowhere_else(source):
         selection_plan._candidate(config, "hit")
 
 
-def test_selections_that_experiments_and_seeds_do_not_allow_are_named(source, tmp_path):
+def test_selections_that_experiments_and_seeds_do_not_allow_are_named(source):
     with pytest.raises(ValueError, match=r"--set=seed=… must have one value"):
         plan(f"{source}:synthetic", "seed=0,1")
     assert plan(source, "seed=0,1").price.guarantee.epsilon > 0
-    config = records.load_config(source)
-    config.noise_seed = 3
     with pytest.raises(ValueError, match=r"config\.noise_seed=3 must be None"):
-        selection_plan._candidate(config, "hit")
+        selection_plan._candidate(config_of(source, noise_seed=3), "hit")
     with pytest.raises(ValueError, match="must say how far one record can change"):
-        plan("configs/noisy_head.py:low_dim,tiny", "seed=0,1")
+        plan("noisy_head:low_dim,tiny", "seed=0,1")
 
 
 @pytest.mark.parametrize("change", [{"shard": "1/2"}, {"trials": None}, {"select": None}])
@@ -422,16 +378,11 @@ def test_wrong_commands_end_in_one_line(source, tmp_path, monkeypatch, capsys, c
 
 @pytest.mark.slow
 def test_processes_run_trials(source, tmp_path):
-    about = [
-        f"--config={source}:synthetic",
-        f"--set={AXES[0]}",
-        "--select=hit",
-        "--trials=poisson:6",
-    ]
+    about = [f"--config={source}:synthetic", f"--set={AXES[0]}", "--select=hit"]
     results = []
     for workers in (1, 2):
-        folder = tmp_path / str(workers)
-        ended = call("sweep", *about, f"--workdir={folder}", f"--workers={workers}")
+        given = [f"--workdir={tmp_path / str(workers)}", f"--workers={workers}"]
+        ended = call("sweep", *about, "--trials=poisson:6", *given)
         assert ended.returncode == 0, ended.stderr
-        results.append(records.read(folder / "selected").metrics)
+        results.append(records.read(tmp_path / str(workers) / "selected").metrics)
     assert results[0] == results[1]

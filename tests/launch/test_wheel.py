@@ -1,12 +1,9 @@
 """What is installed works from any folder: a wheel, and a clone beside a script of one's own."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
-from command_line import DPX, ROOT
+from command_line import DPX, ROOT, python
 
 
 def copied(target):
@@ -21,22 +18,14 @@ def test_a_clone_called_dpx_does_not_hide_the_package_from_what_lies_beside_it(t
     """Python takes a folder without __init__.py for a package too, where it finds no other."""
     clone, site = copied(tmp_path / "dpx"), tmp_path / "site"
     build = "from setuptools import build_meta; build_meta.build_editable('..')"
-    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
+    python("-c", build, folder=clone).check_returncode()
     (wheel,) = tmp_path.glob("*.whl")
     shutil.unpack_archive(wheel, site, "zip")
     code = (
         f"import site; site.addsitedir({str(site)!r})\n"
         "import dpx; print(dpx.training.fit.__name__, dpx.__file__)"
     )
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python("-c", code, folder=tmp_path, PYTHONPATH="")
     assert ended.stdout == f"fit {clone / 'dpx' / '__init__.py'}\n", ended.stderr
 
 
@@ -54,9 +43,7 @@ def test_importing_dpx_imports_nothing_heavy_and_its_help_is_a_map():
         "        found = getattr(found, name)\n"
         "    print(words)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ended = python("-c", code)
     assert ended.returncode == 0, ended.stderr
     assert {"training.fit", "cross_attention.build", "save"} <= set(ended.stdout.split())
 
@@ -66,25 +53,17 @@ def test_a_wheel_runs_a_config_by_its_name_from_an_empty_folder(tmp_path):
     source, site, empty = tmp_path / "source", tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     copied(source)
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
-    subprocess.run(list(map(str, build)), check=True)
+    pip = ["-m", "pip", "-q", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
+    python(*pip, *build).check_returncode()
     (wheel,) = tmp_path.glob("dpx_attention-*.whl")
-    install = [*pip, "install", "--no-deps", "--target", site, wheel]
-    subprocess.run(list(map(str, install)), check=True)
+    python(*pip, "install", "--no-deps", "--target", site, wheel).check_returncode()
     assert (site / "dpx" / "py.typed").exists()
     top = {path.name.partition("-")[0] for path in site.iterdir()} - {"__pycache__", "bin"}
     assert top == {"dpx", "dpx_attention"}
 
     def dpx(*arguments):
-        return subprocess.run(
-            [sys.executable, "-c", DPX, *arguments],
-            cwd=empty,
-            env={**os.environ, "PYTHONPATH": str(site)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return python("-c", DPX, *arguments, folder=empty, PYTHONPATH=str(site))
 
     ended = dpx("run", "--config=gram:tiny", "--workdir=run")
     assert ended.returncode == 0, ended.stderr

@@ -1,7 +1,6 @@
 """Sweeps over several processes, Ray and Slurm: every point once, under one key, whoever dies."""
 
 import contextlib
-import csv
 import importlib.util
 import json
 import os
@@ -14,6 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 from command_line import ROOT, call, command
+from own_runs import own, rows_of, sweep_command
 
 from dpx import _storage as storage
 from dpx.launch import points, records, report, sweep, workers
@@ -21,13 +21,6 @@ from dpx.launch.progress import Progress
 from dpx.release.executors import WorkerDiedError
 from dpx.training import keys
 
-CONFIG = """
-from ml_collections import ConfigDict, config_dict
-
-def get_config(arg=""):
-    return ConfigDict({"experiment": "draw.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
-                       "noise_seed": config_dict.placeholder(int), "seconds": 0.0, "fails": 0})
-"""
 # It notes the secret keys that it would use on private data, and draws from the public seed.
 EXPERIMENT = """
 import os
@@ -58,20 +51,11 @@ def run(config, workdir):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "own.py").write_text(CONFIG)
-    (folder / "draw.py").write_text(EXPERIMENT)
-    return str(folder / "own.py")
+    return own(tmp_path_factory.mktemp("own"), EXPERIMENT, seconds=0.0, fails=0)
 
 
 def grid_of(source, *axes):
     return sweep.grid(source, list(axes))
-
-
-def rows(folder):
-    with (folder / "results.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    return [{name: row[name] for name in row if name != "wall_seconds"} for row in found]
 
 
 def keys_used(folder):
@@ -141,7 +125,7 @@ def test_a_quiet_attempt_prints_into_the_log_of_its_point(tmp_path, source, capf
     assert points.attempt(task, quiet=True) == ("failed", "RuntimeError: planted")
     assert capfd.readouterr() == ("", "")
     log = (tmp_path / "fails=1" / points.LOG).read_text()
-    assert re.match(r"host \S+, process \d+\n\S+draw\.py: started", log)
+    assert re.match(r"host \S+, process \d+\n\S+mine\.py: started", log)
     assert "as compilers print" in log
     os.write(2, b"still here")
     assert capfd.readouterr().err == "still here"
@@ -153,26 +137,9 @@ def test_shards_are_disjoint_and_whole(source):
     assert [len(part) for part in shards] == [3, 2, 2]
     assert sorted(point["seed"] for part in shards for point in part) == list(range(7))
     assert sweep.shard(found, "") == found
-
-
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "-1/3", "a/b"])
-def test_wrong_shards_are_named(text):
-    with pytest.raises(ValueError, match=f"--shard={text} must be I/N"):
-        sweep.shard([], text)
-
-
-def test_shards_cost_together_what_one_sweep_costs(source, tmp_path):
-    """The last shard to end reports all of them, and those before it what is there."""
-    found = grid_of(source, "epsilon=1,2,3", "seed=0")
-    sweep.run_points(source, found, tmp_path / "whole")
-    whole = report.write(tmp_path / "whole")
-    assert "ε = 6" in whole
-    for number in (1, 2):
-        sweep.run_points(source, sweep.shard(found, f"{number}/2"), tmp_path / "shards")
-        text = report.write(tmp_path / "shards")
-        assert ("ε = 4" in text) == (number == 1)
-    assert text == whole
-    assert rows(tmp_path / "shards") == rows(tmp_path / "whole")
+    for text in ("0/3", "4/3", "1", "1/0", "-1/3", "a/b"):
+        with pytest.raises(ValueError, match=f"--shard={text} must be I/N"):
+            sweep.shard([], text)
 
 
 def test_a_report_reads_after_it_has_the_folder(source, tmp_path, monkeypatch):
@@ -188,62 +155,51 @@ def test_a_report_reads_after_it_has_the_folder(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage, "lock", slow)
     report.write(tmp_path)
-    assert len(rows(tmp_path)) == 2
+    assert len(rows_of(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("dask", 1), "--executor=dask must be one of local, ray, slurm"),
-        (("local", 0), "--workers=0 must be at least 1"),
-        (("local", 1, ["a=b"]), "must come with --executor=slurm"),
-        (
-            ("ray", 2),
-            r"must have the package ray: in the clone of dpx, pip install -e \"\.\[sweep\]\"",
-        ),
-        (("slurm", 2), r"must have the package submitit: in the clone of dpx, pip install"),
-    ],
-)
-def test_executors_that_are_not_there_end_in_one_line(tmp_path, monkeypatch, arguments, words):
+def test_executors_that_are_not_there_are_named(tmp_path, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(workers.importlib, "import_module", missing)
-    executor, size, *options = arguments
-    with pytest.raises(ValueError, match=words):
-        workers.choose(executor, size, tmp_path, *options)
-
-
-def test_a_slurm_that_is_not_there_ends_in_one_line(tmp_path, monkeypatch):
+    install = r"in the clone of dpx, pip install -e \"\.\[sweep\]\""
+    for executor, size, options, words in (
+        ("dask", 1, (), "--executor=dask must be one of local, ray, slurm"),
+        ("local", 0, (), "--workers=0 must be at least 1"),
+        ("local", 1, ["a=b"], "must come with --executor=slurm"),
+        ("ray", 2, (), f"must have the package ray: {install}"),
+        ("slurm", 2, (), f"must have the package submitit: {install}"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            workers.choose(executor, size, tmp_path, options)
+    monkeypatch.undo()
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="--executor=slurm must be started where sbatch is"):
         workers.choose("slurm", 2, tmp_path)
-    with pytest.raises(ValueError, match="--slurm=partition must be an option of submitit"):
-        workers.Slurm(2, tmp_path, ["partition"], cluster="local")
-    with pytest.raises(ValueError, match="--slurm=hours=3 must be options of submitit"):
-        workers.Slurm(2, tmp_path, ["hours=3"], cluster="local")
+    for option, words in (("partition", "an option of"), ("hours=3", "options of")):
+        with pytest.raises(ValueError, match=f"--slurm={option} must be {words} submitit"):
+            workers.Slurm(2, tmp_path, [option], cluster="local")
 
 
 def test_the_table_shows_what_is_done_and_what_is_left(source, tmp_path, capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     sweep.run_points(source, grid_of(source, "seed=0,1"), tmp_path)
-    one, two = records.read_all(tmp_path)
+    done = {f"seed={record.config['seed']}": record for record in records.read_all(tmp_path)}
     progress = Progress(5, 2, live=True)
-    progress.begins(1, "seed=0")
-    progress.begins(2, "seed=1")
+    for number, name in enumerate(done, start=1):
+        progress.begins(number, name)
     clock[0] = 40.0
-    progress.done("seed=0", one)
-    progress.done("seed=1", two)
+    for name, record in done.items():
+        progress.done(name, record)
     progress.begins(3, "seed=2")
     progress.failed(3, "seed=2", "RuntimeError: planted", again=True)
     progress.begins(4, "seed=3")
     clock[0] = 70.0
-    low, high = sorted(
-        f"{record.metrics['a/error']:.4g} (seed={n})" for n, record in enumerate((one, two))
-    )
-    low, high = sorted((low, high), key=lambda text: float(text.split()[0]))
+    ends = sorted(done, key=lambda name: done[name].metrics["a/error"])
+    low, high = (f"{done[name].metrics['a/error']:.4g} ({name})" for name in ends)
     assert progress.table() == [
         f"2 of 5 done, 1 running, 1 failed; a/error {low} to {high}; about 60 s left",
         "  running  seed=3  30 s",
@@ -252,10 +208,24 @@ def test_the_table_shows_what_is_done_and_what_is_left(source, tmp_path, capsys,
     capsys.readouterr()
     progress.show()
     progress.show()  # too early for another one
-    drawn = capsys.readouterr().err
-    assert drawn.count("2 of 5 done") == 1
+    assert capsys.readouterr().err.count("2 of 5 done") == 1
     progress.show(last=True)
     assert capsys.readouterr().err.startswith("\x1b[3A\x1b[J2 of 5 done")
+
+
+def test_a_command_says_what_is_missing_and_what_failed(source, tmp_path, monkeypatch, capsys):
+    given = {"set": ["seed=0,1", "fails=2"], "shard": "1/2"}
+    with pytest.raises(SystemExit) as ended:
+        sweep_command(monkeypatch, source, tmp_path, {"seconds": 0.01}, **given)
+    assert ended.value.code == 1
+    told, errors = capsys.readouterr()
+    assert "1 of 1 points failed:\n  seed=0,fails=2: RuntimeError: planted" in errors
+    assert f"(log: {tmp_path / 'seed=0,fails=2' / points.LOG})" in errors
+    assert "2 of the 2 points of the whole grid have not finished" in told
+    assert not (tmp_path / "seed=1,fails=2").exists()
+    # What has one value at all points is no part of their names.
+    stored = json.loads((tmp_path / "seed=0,fails=2" / "config.json").read_text())
+    assert stored["config"]["seconds"] == 0.01
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -313,18 +283,16 @@ def test_24_points_with_one_of_two_workers_killed(source, tmp_path, executor):
         os.kill(number, signal.SIGKILL)
         stderr = process.communicate(timeout=200)[1]
     assert process.returncode == 0, stderr
-    assert len(rows(folder)) == len(list(folder.glob("*/result.json"))) == 24
-    assert rows(folder) == rows(whole)
+    assert len(rows_of(folder)) == len(list(folder.glob("*/result.json"))) == 24
+    assert rows_of(folder) == rows_of(whole)
     used = keys_used(folder)
     assert {name: len(found) for name, found in used.items()} == {
         name: 1 + (name == victim.name) for name in used
     }
     assert len({found[0] for found in used.values()}) == 24
     assert used[victim.name] == [str(keys._of_stored(json.loads(key)).seed("draw").entropy)] * 2
-    hosts = [re.findall(r"process (\d+)", path.read_text()) for path in folder.glob("*/log.txt")]
-    assert (
-        len({worker for found in hosts for worker in found}) >= 3
-    )  # the killed one has a successor
+    logs = "".join(path.read_text() for path in folder.glob("*/log.txt"))
+    assert len(set(re.findall(r"process (\d+)", logs))) >= 3  # the killed one has a successor
     assert "once more" in stderr
 
 
@@ -339,7 +307,10 @@ def test_an_interrupted_sweep_ends_its_workers_and_goes_on(source, tmp_path):
         victim, number = stop_a_worker(tmp_path / "a", process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
-    shown = os.read(master, 100_000).decode()
+    shown = ""
+    with contextlib.suppress(OSError):  # at the end of what is written to a terminal
+        while part := os.read(master, 100_000):
+            shown += part.decode(errors="ignore")
     os.close(master)
     assert "interrupted: the same command goes on" in shown
     assert "0 of 3 done" in shown
@@ -364,20 +335,5 @@ def test_slurm_runs_points_as_jobs_of_submitit(source, tmp_path):
     assert sorted(name for name, _ in failed) == ["seed=0,fails=2", "seed=1,fails=2"]
     report.write(tmp_path / "here")
     report.write(tmp_path / "jobs")
-    assert rows(tmp_path / "jobs") == rows(tmp_path / "here")
+    assert rows_of(tmp_path / "jobs") == rows_of(tmp_path / "here")
     assert all(len(set(used)) == 1 for used in keys_used(tmp_path / "jobs").values())
-
-
-@pytest.mark.slow
-def test_a_command_line_says_what_is_missing_and_what_failed(source, tmp_path):
-    config = [f"--config={source}", "--config.seconds=0.01"]
-    axes = ["--set=seed=0,1", "--set=fails=2", f"--workdir={tmp_path}"]
-    ended = call("sweep", *config, *axes, "--shard=1/2")
-    assert ended.returncode == 1
-    assert "1 of 1 points failed:" in ended.stderr
-    assert f"(log: {tmp_path / 'seed=0,fails=2' / points.LOG})" in ended.stderr
-    assert "2 of the 2 points of the whole grid have not finished" in ended.stdout
-    assert not (tmp_path / "seed=1,fails=2").exists()
-    # What has one value at all points is no part of their names.
-    stored = json.loads((tmp_path / "seed=0,fails=2" / "config.json").read_text())
-    assert stored["config"]["seconds"] == 0.01

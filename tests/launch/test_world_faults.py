@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 from command_line import ROOT, call, command
+from own_runs import config_of, plain
 from zygote import Zygote
 
 import dpx
@@ -25,6 +26,8 @@ from dpx import _storage as storage
 from dpx.launch import cli, figures, records, report, run, sweep
 from dpx.launch.experiment import Measure, Outcome
 from dpx.training import checkpoints, keys
+from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import text_model
 
 SOURCE = "configs/quickstart.py:tiny"
 SETTINGS = {
@@ -33,24 +36,29 @@ SETTINGS = {
     "model.dim": 4, "train.steps": 4, "train.batch_size": 32, "train.microbatch_size": 32,
     "train.checkpoint_every": 1, "train.log_every": 1, "non_private.steps": 0,
 }  # fmt: skip
+KILLS = 20
 PROGRESS = re.compile(r"^(dp_\w+: (step|compiling) |[\w.]+: started|\[\d+/\d+\] )")
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory):
-    """A private data file."""
+def zygote():
+    with Zygote() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """The overrides of all runs, on a private data file."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("data") / "names.txt"
     words = ("".join(rng.choice(list("aeinrst"), rng.integers(2, 9))) for _ in range(300))
     path.write_text("\n".join(words) + "\n")
-    return path
+    return {**SETTINGS, "data.path": str(path)}
 
 
 @pytest.fixture(scope="module")
-def config(names):
-    found = records.load_config(SOURCE)
-    found.update_from_flattened_dict({**SETTINGS, "data.path": str(names)})
-    return found
+def config(settings):
+    return config_of(SOURCE, **settings)
 
 
 def go(config, folder):
@@ -63,18 +71,25 @@ class Killed(BaseException):
     """As sudden as a process's end can be within the process."""
 
 
-def kill(*args, **kwargs):
-    raise Killed
+@contextlib.contextmanager
+def killed_at(*place):
+    """Where a process is killed that gets to a function."""
+
+    def kill(*args, **kwargs):
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*place, kill)
+        with pytest.raises(Killed):
+            yield
 
 
 @pytest.fixture(scope="module")
 def begun(config, tmp_path_factory):
     """A run that has its keys, and nothing else yet."""
     folder = tmp_path_factory.mktemp("begun") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpx.ngram.fit", kill)
-        with pytest.raises(Killed):
-            go(config, folder)
+    with killed_at("dpx.ngram.fit"):
+        go(config, folder)
     assert (folder / "secret" / "keys.json").exists()
     return folder
 
@@ -82,12 +97,9 @@ def begun(config, tmp_path_factory):
 @pytest.fixture(scope="module")
 def killed(config, begun, tmp_path_factory):
     """A run that was killed between its last checkpoint and its result."""
-    folder = tmp_path_factory.mktemp("killed") / "run"
-    shutil.copytree(begun, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "save_model", kill)
-        with pytest.raises(Killed):
-            go(config, folder)
+    folder = shutil.copytree(begun, tmp_path_factory.mktemp("killed") / "run")
+    with killed_at(checkpoints, "save_model"):
+        go(config, folder)
     assert list((folder / "checkpoints").rglob("commit_success.txt"))
     return folder
 
@@ -95,71 +107,59 @@ def killed(config, begun, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(config, begun, tmp_path_factory):
     """The same run, undisturbed."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    shutil.copytree(begun, folder)
+    folder = shutil.copytree(begun, tmp_path_factory.mktemp("whole") / "run")
     record = go(config, folder)
     report.summarize(record)
     figures.draw([record], folder)
     return folder
 
 
+def result(folder):
+    """The numbers, guarantees and notes of a run, and its log."""
+    found = storage.read_json(folder / "result.json")
+    log = folder / "metrics.jsonl"
+    texts = (folder / "privacy.json").read_bytes(), log.read_bytes() if log.exists() else b""
+    return found["metrics"], found["privacy"], found["notes"], *texts
+
+
 def content(folder):
-    """All that a run released: numbers, guarantees, log, samples and the model's arrays."""
-    model = checkpoints.load_model(folder, template(folder))
-    result = storage.read_json(folder / "result.json")
-    return (
-        result["metrics"],
-        result["privacy"],
-        result["notes"],
-        (folder / "privacy.json").read_bytes(),
-        log.read_bytes() if (log := folder / "metrics.jsonl").exists() else b"",
-        [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)],
-    )
-
-
-def template(folder):
-    from experiments.dp_transformer import corpus as corpora
-    from experiments.dp_transformer import text_model
-
+    """All that a run released, with the model's arrays."""
     config = records.read(folder).config
     loaded = records.load_config(SOURCE)
     loaded.update({name: value for name, value in config.items() if name != "noise_seed"})
-    corpus = corpora.load(loaded)
-    return {"params": text_model.build(loaded, corpus.public)[1]}
+    template = {"params": text_model.build(loaded, corpora.load(loaded).public)[1]}
+    model = checkpoints.load_model(folder, template)
+    return *result(folder), [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)]
 
 
 def assert_one_line(stderr, *words):
-    lines = [line for line in stderr.splitlines() if not PROGRESS.match(line)]
-    assert len(lines) == 1, stderr
-    assert all(str(word) in lines[0] for word in words), (words, lines[0])
+    (line,) = [line for line in stderr.splitlines() if not PROGRESS.match(line)]
+    assert all(str(word) in line for word in words), (words, line)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Damaged files
 
+
+def flipped(path):
+    text = bytearray(path.read_bytes())
+    text[len(text) // 2] ^= 1
+    path.write_bytes(text)
+
+
 DAMAGES = {
     "empty": lambda path: path.write_bytes(b""),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "flipped": lambda path: path.write_bytes(_flip(path.read_bytes())),
+    "flipped": flipped,
     "deleted": lambda path: path.unlink(),
     "brackets": lambda path: path.write_bytes(b"[]"),
 }
 
 
-def _flip(text):
-    middle = len(text) // 2
-    return text[:middle] + bytes([text[middle] ^ 1]) + text[middle + 1 :]
-
-
-def _files(folder):
-    found = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    return sorted(path.relative_to(folder) for path in found)
-
-
-def _complaint(act, folder):
-    """The one line that `act` ends in, or None."""
+def complaint(folder, act, *arguments):
+    """The one line that a call ends in, or None."""
     try:
-        act()
+        act(*arguments)
     except (ValueError, *cli.EXPECTED) as error:
         text = cli.in_one_line(error)
         assert str(folder) in text, text
@@ -168,139 +168,91 @@ def _complaint(act, folder):
     return None
 
 
-def _damage_an_unfinished_run(config, killed, whole, folder, name, damage):
-    shutil.copytree(killed, folder)
-    DAMAGES[damage](folder / name)
-    if _complaint(lambda: go(config, folder), folder) is None:
-        assert _without_log(content(folder)) == _without_log(content(whole)), (name, damage)
-        return
-    assert not (folder / "result.json").exists()
-    # What was not damaged must be enough where the remedy is to delete it.
-    if name.parts[0] in ("checkpoints", "metrics.jsonl"):
-        remove = folder / name.parts[0]
-        shutil.rmtree(remove) if remove.is_dir() else remove.unlink()
-        go(config, folder)
-        assert _without_log(content(folder)) == _without_log(content(whole)), (name, damage)
-
-
-def _without_log(found):
-    return (*found[:4], *found[5:])
+NEEDED = ("config.json", "keys.json", "privacy.json", "result.json")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["config.json", "secret/keys.json"])
-def test_a_damaged_record_of_an_unfinished_run_is_named(config, killed, tmp_path, name, damage):
-    folder = tmp_path / "run"
-    shutil.copytree(killed, folder)
-    DAMAGES[damage](folder / name)
-    text = _complaint(lambda: go(config, folder), folder)
-    assert text is not None
-    assert name.rsplit("/", 1)[-1] in text
-    assert not (folder / "result.json").exists()
+@pytest.mark.parametrize("state", ["killed", "whole"])
+def test_every_file_of_a_run_damaged_in_turn(config, whole, tmp_path, request, state):
+    """A run goes on, is read and is reported as if nothing were damaged, or ends in a line with its name."""
 
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_can_be_deleted(config, killed, whole, tmp_path):
-    data = [path for path in _files(killed / "checkpoints") if "d" in path.parts]
-    largest = max(data, key=lambda path: (killed / "checkpoints" / path).stat().st_size)
-    name = (killed / "checkpoints" / largest).relative_to(killed)
-    _damage_an_unfinished_run(config, killed, whole, tmp_path / "run", name, "flipped")
-
-
-@pytest.mark.slow
-def test_every_file_of_an_unfinished_run_damaged_in_turn(config, killed, whole, tmp_path):
-    cases = [(name, damage) for name in _files(killed) for damage in DAMAGES]
-    assert len(cases) > 50
-    for number, (name, damage) in enumerate(cases):
-        _damage_an_unfinished_run(config, killed, whole, tmp_path / str(number), name, damage)
-
-
-@pytest.mark.slow
-def test_every_file_of_a_finished_run_damaged_in_turn(config, whole, tmp_path):
-    """A report says what the undamaged folder's says, or nothing."""
-    pristine = report.summarize(records.read(whole))
-    drawn = {".png", ".csv"}
-    # A report reads neither checkpoints nor the model.
-    names = [name for name in _files(whole) if len(name.parts) == 1]
-    for number, (name, damage) in enumerate((n, d) for n in names for d in DAMAGES):
-        folder = tmp_path / str(number)
-        shutil.copytree(whole, folder)
-        DAMAGES[damage](folder / name)
-
-        def act(folder=folder):
-            record = go(config, folder)
-            assert report.summarize(record) == pristine
+    def released(folder):
+        told = report.summarize(go(config, folder))
+        if state == "whole":
             report.write(folder)
+        *found, _, model = content(folder)
+        return told, found, model
 
-        complaint = _complaint(act, folder)
-        if name.name in ("config.json", "privacy.json", "result.json"):
-            assert complaint is not None, (name, damage)
-        if name.name == "environment.json" or name.suffix in drawn:
-            assert complaint is None, (name, damage, complaint)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["empty", "half", "flipped", "deleted"])
-def test_a_damaged_model_is_not_loaded(whole, tmp_path, damage):
-    pristine = content(whole)[-1]
-    for number, name in enumerate(_files(whole / "model")):
-        folder = tmp_path / str(number)
-        shutil.copytree(whole, folder)
-        DAMAGES[damage](folder / "model" / name)
-        found = []
-        complaint = _complaint(lambda f=folder, g=found: g.append(content(f)[-1]), folder)
-        assert complaint is not None or found == [pristine], (name, damage)
+    left = request.getfixturevalue(state)
+    pristine = released(shutil.copytree(whole, tmp_path / "whole"))
+    files = [path for path in left.rglob("*") if path.is_file() and path.stat().st_size]
+    assert len(files) > 10
+    for name in sorted(path.relative_to(left) for path in files):
+        for damage in DAMAGES:
+            folder, found = shutil.copytree(left, tmp_path / "run"), []
+            DAMAGES[damage](folder / name)
+            said = complaint(folder, lambda f=folder, g=found: g.append(released(f)))
+            if said is None:
+                assert found == [pristine], (name, damage)
+                assert name.name not in NEEDED, damage
+            else:
+                assert name.name != "environment.json", said
+                assert name.suffix not in (".png", ".csv"), said
+                assert name.name in said or state == "whole" or "checkpoints" in name.parts, said
+            # What was not damaged must be enough where the remedy is to delete it.
+            if state == "killed" and said and name.parts[0] in ("checkpoints", "metrics.jsonl"):
+                assert not (folder / "result.json").exists()
+                remove = folder / name.parts[0]
+                shutil.rmtree(remove) if remove.is_dir() else remove.unlink()
+                assert released(folder) == pristine, (name, damage)
+            shutil.rmtree(folder)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # What is not ours
 
 
-def test_links_and_open_folders_are_not_taken_for_secrets(config, begun, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    for number, plant in enumerate(
-        (
-            lambda secret: (shutil.rmtree(secret), secret.symlink_to(elsewhere)),
-            lambda secret: secret.chmod(0o755),
-            lambda secret: (secret / "keys.json").chmod(0o644),
-            lambda secret: (
-                shutil.move(secret / "keys.json", elsewhere / "keys.json"),
-                (secret / "keys.json").symlink_to(elsewhere / "keys.json"),
-            ),
-            lambda secret: (shutil.rmtree(secret), secret.write_text("")),
-        )
-    ):
-        folder = tmp_path / f"run{number}"
-        shutil.copytree(begun, folder)
-        plant(folder / "secret")
-        text = _complaint(lambda f=folder: go(config, f), folder)
-        assert text is not None
-        assert "remove it" in text
-    assert [path.name for path in elsewhere.iterdir()] == ["keys.json"]
+def moved(path, elsewhere):
+    shutil.move(path, elsewhere / path.name)
+    path.symlink_to(elsewhere / path.name)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_another_users_secret_is_refused(config, begun, tmp_path):
-    for number, part in enumerate(("secret", "secret/keys.json")):
-        folder = tmp_path / str(number)
-        shutil.copytree(begun, folder)
-        os.chown(folder / part, 65534, 65534)
-        text = _complaint(lambda f=folder: go(config, f), folder)
-        assert text is not None
-        assert "remove it" in text
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        moved,
+        lambda secret, elsewhere: moved(secret / "keys.json", elsewhere),
+        lambda secret, elsewhere: secret.chmod(0o755),
+        lambda secret, elsewhere: (secret / "keys.json").chmod(0o644),
+        lambda secret, elsewhere: (shutil.rmtree(secret), secret.write_text("")),
+        pytest.param(lambda secret, elsewhere: os.chown(secret, 65534, 65534), marks=root),
+        pytest.param(
+            lambda secret, elsewhere: os.chown(secret / "keys.json", 65534, 65534), marks=root
+        ),
+    ],
+)
+def test_links_and_open_folders_are_not_taken_for_secrets(config, begun, tmp_path, plant):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder = shutil.copytree(begun, tmp_path / "run")
+    plant(folder / "secret", tmp_path / "elsewhere")
+    said = complaint(folder, go, config, folder)
+    assert said is not None
+    assert "remove it" in said
 
 
 @pytest.mark.parametrize("name", ["config.json", "environment.json"])
-def test_a_link_in_place_of_a_partial_file_is_not_followed(config, tmp_path, name):
+def test_a_link_in_place_of_a_partial_file_is_not_followed(config, tmp_path, monkeypatch, name):
     target, folder = tmp_path / "target", tmp_path / "run"
     target.write_text("precious")
     folder.mkdir()
-    (folder / f"{name}.partial").symlink_to(target)
-    text = _complaint(lambda: go(config, folder), folder)
-    assert text is not None
-    assert f"{name}.partial" in text
+    monkeypatch.setattr(storage.secrets, "token_hex", lambda count: "guessed")
+    (folder / f"{name}.guessed.partial").symlink_to(target)
+    said = complaint(folder, go, config, folder)
+    assert said is not None
+    assert name in said
     assert target.read_text() == "precious"
     assert not (folder / "config.json").exists()
 
@@ -321,8 +273,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half_written(tmp_path, monkeyp
     for write in (storage.write_json, storage.create_private):
         with pytest.raises(OSError, match=re.escape(os.strerror(code))) as error:
             write(path, {"a": 2})
-        text = cli.in_one_line(error.value)
-        assert text.startswith(f"{path}: {os.strerror(code)}: ")
+        assert cli.in_one_line(error.value).startswith(f"{path}: {os.strerror(code)}: ")
     assert storage.read_json(path) == {"a": 1}
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
 
@@ -332,30 +283,29 @@ def disk(tmp_path):
     """A file system of its own, to be sized by its user."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if made.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("file systems cannot be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def remount(folder, options):
-    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
-
-
 @pytest.mark.slow
 def test_a_run_on_a_full_or_read_only_disk_ends_in_one_line_and_goes_on(
-    begun, whole, names, disk, zygote
+    begun, whole, settings, disk, zygote
 ):
     folder = disk / "run"
-    remount(disk, "size=64k")
-    shutil.copytree(begun, folder)
+
+    def on(options):
+        subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
+        if folder.exists():
+            return zygote.start("run", *arguments(settings, folder), folder=folder)[:2]
+        return shutil.copytree(begun, folder)
+
+    on("size=64k")
     failed = 0
     for size in ("32k", "56k", "96k", "160k", "240k", "320k"):
-        remount(disk, f"size={size}")
-        status, stderr, _ = zygote.start("run", *arguments(names, folder), folder=folder)
+        status, stderr = on(f"size={size}")
         assert status in (0, 2), stderr
         assert not list(folder.glob("*.partial")), stderr
         if status:
@@ -363,12 +313,10 @@ def test_a_run_on_a_full_or_read_only_disk_ends_in_one_line_and_goes_on(
             assert_one_line(stderr, folder, ": ")
         assert (folder / "result.json").exists() or status == 2
     assert failed >= 3
-    remount(disk, "size=4m,ro")
-    status, stderr, _ = zygote.start("run", *arguments(names, folder), folder=folder)
+    status, stderr = on("size=4m,ro")
     assert status == 2
     assert_one_line(stderr, folder, "writable")
-    remount(disk, "size=4m,rw")
-    status, stderr, _ = zygote.start("run", *arguments(names, folder), folder=folder)
+    status, stderr = on("size=4m,rw")
     assert status == 0, stderr
     assert content(folder) == content(whole)
 
@@ -377,131 +325,73 @@ def test_a_run_on_a_full_or_read_only_disk_ends_in_one_line_and_goes_on(
 # Kills and interrupts
 
 
-@pytest.fixture(scope="module")
-def zygote():
-    with Zygote() as found:
-        yield found
-
-
-def arguments(names, folder):
-    settings = {**SETTINGS, "data.path": names}
+def arguments(settings, folder):
     flags = (f"--config.{name}={value}" for name, value in settings.items())
     return [f"--config={SOURCE}", *flags, f"--workdir={folder}"]
 
 
-def _kill_and_go_on(zygote, begun, whole, module, given, folder, moments, compare):
-    """Kills a command at each moment, repeats it, and counts the kills that hit."""
-    hit = 0
-    for moment in moments:
-        shutil.rmtree(folder, ignore_errors=True)
+def axes(settings):
+    values = {**settings, "seed": "0,1"}
+    return [f"{name}={value}" for name, value in values.items() if name != "ngrams"]
+
+
+@pytest.fixture(scope="module")
+def begun_sweep(settings, tmp_path_factory):
+    """A sweep whose points have their keys."""
+    folder = tmp_path_factory.mktemp("begun_sweep") / "sweep"
+    for point in sweep.grid(SOURCE, axes(settings)):
+        with killed_at("dpx.ngram.fit"):
+            go(sweep.point_config(SOURCE, point), folder / sweep.point_name(point))
+    return folder
+
+
+def content_of_sweep(folder):
+    found = sorted(path.parent for path in folder.glob("*/result.json"))
+    assert len(found) == 2
+    return [(path.name, *result(path)) for path in found], (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["run", "sweep"])
+def test_a_command_killed_at_any_moment_goes_on_to_the_same_result(
+    module, request, settings, tmp_path, zygote
+):
+    begun = request.getfixturevalue("begun" if module == "run" else "begun_sweep")
+    released = content if module == "run" else content_of_sweep
+    folder = shutil.copytree(begun, tmp_path / "run")
+    given = arguments(settings, folder)
+    if module == "sweep":
+        given = [given[0], given[-1], *(f"--set={axis}" for axis in axes(settings))]
+    status, stderr, operations = zygote.start(module, *given, folder=folder)
+    assert status == 0, stderr
+    whole, hit = released(folder), 0
+    for moment in np.linspace(3, operations - 2, KILLS + 2).astype(int)[1:-1].tolist():
+        shutil.rmtree(folder)
         shutil.copytree(begun, folder)
         status, stderr, _ = zygote.start(module, *given, folder=folder, kill_at=moment)
         assert status in (-signal.SIGKILL, 0), stderr
         hit += status == -signal.SIGKILL
         status, stderr, _ = zygote.start(module, *given, folder=folder)
         assert status == 0, (moment, stderr)
-        assert compare(folder) == compare(whole), moment
+        assert released(folder) == whole, moment
         assert not list(folder.rglob("keys.json"))
-    return hit
+    print(f"{hit} of {KILLS} kills among {operations} file operations, all bitwise equal")
+    assert hit >= 0.9 * KILLS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [2, pytest.param(20, marks=pytest.mark.slow)], ids=lambda count: f"{count}_kills"
-)
-def test_a_run_killed_at_any_moment_goes_on_to_the_same_result(
-    begun, whole, names, tmp_path, zygote, count
+def test_an_interrupt_ends_in_one_line_and_the_run_goes_on(
+    begun, whole, settings, tmp_path, zygote
 ):
-    folder = tmp_path / "run"
-    given = arguments(names, folder)
-    shutil.copytree(begun, folder)
-    status, stderr, operations = zygote.start("run", *given, folder=folder)
-    assert status == 0, stderr
-    assert content(folder) == content(whole)
-    moments = np.linspace(3, operations - 2, count + 2).astype(int)[1:-1].tolist()
-    hit = _kill_and_go_on(zygote, begun, whole, "run", given, folder, moments, content)
-    print(f"{hit} of {count} kills among {operations} file operations, all bitwise equal")
-    assert hit >= 0.9 * count
-
-
-@pytest.fixture(scope="module")
-def begun_sweep(config, tmp_path_factory):
-    """A sweep whose points have their keys, and its config file."""
-    folder = tmp_path_factory.mktemp("begun_sweep") / "sweep"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpx.ngram.fit", kill)
-        for point in _points(config):
-            own = sweep.point_config(SOURCE, point)
-            run.prepare(own, SOURCE, folder / sweep.point_name(point))
-            with pytest.raises(Killed):
-                run.execute(own, folder / sweep.point_name(point))
-    return folder
-
-
-def _points(config):
-    return sweep.grid(SOURCE, _axes(config))
-
-
-def _axes(config):
-    settings = {**SETTINGS, "data.path": config.data.path, "seed": "0,1"}
-    return [f"{name}={value}" for name, value in settings.items() if name != "ngrams"]
-
-
-def _sweep_arguments(config, folder):
-    return [
-        f"--config={SOURCE}",
-        *(f"--set={axis}" for axis in _axes(config)),
-        f"--workdir={folder}",
-    ]
-
-
-def _sweep_content(folder):
-    rows = [
-        (path.parent.name, *_result(path.parent)) for path in sorted(folder.glob("*/result.json"))
-    ]
-    return rows, (folder / "report.md").read_text()
-
-
-def _result(folder):
-    result = storage.read_json(folder / "result.json")
-    texts = [(folder / name).read_bytes() for name in ("privacy.json", "metrics.jsonl")]
-    return result["metrics"], result["privacy"], result["notes"], *texts
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_at_any_moment_goes_on_to_the_same_result(
-    config, begun_sweep, tmp_path, zygote
-):
-    folder, whole = tmp_path / "sweep", tmp_path / "whole"
-    shutil.copytree(begun_sweep, whole)
-    status, stderr, operations = zygote.start(
-        "sweep", *_sweep_arguments(config, whole), folder=whole
-    )
-    assert status == 0, stderr
-    assert len(_sweep_content(whole)[0]) == 2
-    moments = np.linspace(3, operations - 2, 22).astype(int)[1:-1].tolist()
-    given = _sweep_arguments(config, folder)
-    hit = _kill_and_go_on(
-        zygote, begun_sweep, whole, "sweep", given, folder, moments, _sweep_content
-    )
-    print(f"{hit} of 20 kills among {operations} file operations, all bitwise equal")
-    assert hit >= 18
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_in_one_line_and_the_run_goes_on(begun, whole, names, tmp_path, zygote):
-    folder = tmp_path / "run"
-    shutil.copytree(begun, folder)
-    process = subprocess.Popen(
-        command("run", *arguments(names, folder)), cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
+    folder = shutil.copytree(begun, tmp_path / "run")
+    given = arguments(settings, folder)
+    process = subprocess.Popen(command("run", *given), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     first = process.stderr.readline() + process.stderr.readline()  # it has begun to train
     process.send_signal(signal.SIGINT)
     stderr = first + process.communicate(timeout=120)[1]
     assert process.returncode == 130, stderr
     assert_one_line(stderr, "interrupted", "goes on")
-    status, stderr, _ = zygote.start("run", *arguments(names, folder), folder=folder)
+    status, stderr, _ = zygote.start("run", *given, folder=folder)
     assert status == 0, stderr
     assert content(folder) == content(whole)
 
@@ -529,74 +419,75 @@ def test_of_two_runs_on_one_fresh_folder_both_have_one_key(config, tmp_path, rac
         assert all(key == found[0] for key in found), race
 
 
+RACER = """
+import sys, time, pathlib
+from dpx import _storage as storage
+from dpx.launch import records, run
+from dpx.training import keys
+
+config = records.load_config(sys.argv[1])
+config.data.path = sys.argv[2]
+
+class Experiment:
+    validate = staticmethod(lambda config: None)
+    def run(config, workdir):
+        with (workdir / 'drawn').open('a') as file:
+            file.write(f"{keys.open_keys(config, workdir).seed('draw').entropy}\\n")
+        time.sleep(0.02)
+        raise storage.StorageError('as if killed')
+
+records.experiment = lambda config: Experiment
+print('ready', flush=True)
+for line in sys.stdin:
+    folder, status = pathlib.Path(line.strip()), 'ran'
+    try:
+        run.prepare(config, sys.argv[1], folder)
+        run.execute(config, folder)
+    except storage.BusyError:
+        status = 'busy'
+    except storage.StorageError:
+        pass
+    print(status, flush=True)
+"""
+
+
 @pytest.mark.slow
-def test_of_two_processes_on_one_fresh_folder_one_runs(names, tmp_path):
+def test_of_two_processes_on_one_fresh_folder_one_runs(settings, tmp_path):
     """From the first look at the folder on: the claims, locks and keys of two processes."""
-    script = (
-        "import sys, time, pathlib; from dpx import _storage as storage\n"
-        "from dpx.launch import records, run; from dpx.training import keys\n"
-        "config = records.load_config(sys.argv[1]); config.data.path = sys.argv[2]\n"
-        "class Experiment:\n"
-        "    validate = staticmethod(lambda config: None)\n"
-        "    def run(config, workdir):\n"
-        "        words = keys.open_keys(config, workdir).seed('draw').entropy\n"
-        "        with (workdir / 'drawn').open('a') as file: file.write(f'{words}\\n')\n"
-        "        time.sleep(0.02)\n"
-        "        raise storage.StorageError('as if killed')\n"
-        "records.experiment = lambda config: Experiment\n"
-        "print('ready', flush=True)\n"
-        "for line in sys.stdin:\n"
-        "    folder, status = pathlib.Path(line.strip()), 'ran'\n"
-        "    try: run.prepare(config, sys.argv[1], folder); run.execute(config, folder)\n"
-        "    except storage.BusyError: status = 'busy'\n"
-        "    except storage.StorageError: pass\n"
-        "    print(status, flush=True)\n"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, SOURCE, names],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    given = [sys.executable, "-c", RACER, SOURCE, settings["data.path"]]
+    processes = [subprocess.Popen(given, cwd=ROOT, **pipes) for _ in range(2)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     ended = []
     for race in range(200):
-        folder = tmp_path / str(race)
         for process in processes:
-            process.stdin.write(f"{folder}\n")
+            process.stdin.write(f"{tmp_path / str(race)}\n")
             process.stdin.flush()
         ended += [process.stdout.readline().strip() for process in processes]
-        drawn = (folder / "drawn").read_text().splitlines()
-        assert len(set(drawn)) == 1, race
+        assert len(set((tmp_path / str(race) / "drawn").read_text().splitlines())) == 1, race
     for process in processes:
-        process.stdin.close()
-        process.wait()
+        process.communicate()
     print({status: ended.count(status) for status in set(ended)})
     assert set(ended) <= {"ran", "busy"}
 
 
 @pytest.mark.slow
-def test_a_second_process_ends_in_one_line(config, begun, names, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(begun, folder)
+def test_a_second_process_ends_in_one_line(begun, settings, tmp_path):
+    folder = shutil.copytree(begun, tmp_path / "run")
     with storage.lock(folder):
-        ended = call("run", *arguments(names, folder))
+        ended = call("run", *arguments(settings, folder))
     assert ended.returncode == 2
     assert_one_line(ended.stderr, folder, "in use by another process")
 
 
 def test_two_sweeps_share_the_points_of_a_folder(tmp_path, monkeypatch, capsys):
-    source = "configs/noisy_head.py:low_dim,tiny"
+    source = "noisy_head:low_dim,tiny"
     points = sweep.grid(source, ["seed=0,1,2"])
     monkeypatch.setattr(sweep, "_PATIENCE", 0.01)
     execute, ran = run.execute, []
     other = storage.lock(tmp_path / "seed=1")
-    outcome = Outcome([Measure("a", "b", 1.0)], _plain(), {"a": _plain()}, synthetic=True)
+    outcome = Outcome([Measure("a", "b", 1.0)], plain(), {"a": plain()}, synthetic=True)
     monkeypatch.setattr("experiments.noisy_head.excess_risk.run", lambda config, workdir: outcome)
 
     def watching(config, workdir):
@@ -617,11 +508,6 @@ def test_two_sweeps_share_the_points_of_a_folder(tmp_path, monkeypatch, capsys):
     assert len(records.read_all(tmp_path)) == 3
 
 
-def _plain():
-    return dpx.PrivacyGuarantee(1.0, 1e-5, dpx.privacy.ADD_OR_REMOVE_ONE, "name", "test")
-
-
-@pytest.mark.slow
 def test_a_log_cut_off_in_its_last_line_is_read_and_another_is_not(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
@@ -636,25 +522,25 @@ def test_a_log_cut_off_in_its_last_line_is_read_and_another_is_not(tmp_path):
 def test_a_checkpoint_of_other_arrays_than_were_written_is_refused(tmp_path, monkeypatch):
     """What TensorStore cannot notice: whole files that hold something else."""
     params = {"w": np.arange(3.0)}
-    transform = dpx.privatize(
-        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0)
-    )
-    state = (params, (transform.init(params),))
-    with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
-        saved.save(1, state)
-    with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
-        assert saved.restore(state)[0] == 1
+    options = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 2}
+    state = (params, (dpx.privatize(**options, key=jax.random.key(0)).init(params),))
     digest = checkpoints._digest
-    with (
-        monkeypatch.context() as patch,
-        contextlib.closing(checkpoints.Checkpoints(tmp_path)) as other,
-    ):
-        patch.setattr(
-            checkpoints, "_digest", lambda kept: digest(jax.tree.map(lambda x: x + 1, kept))
-        )
+
+    def changed(kept):
+        return digest(jax.tree.map(lambda x: x + 1, kept))
+
+    def opened():
+        return contextlib.closing(checkpoints.Checkpoints(tmp_path))
+
+    with opened() as saved:
+        saved.save(1, state)
+    with opened() as saved:
+        assert saved.restore(state)[0] == 1
+    with monkeypatch.context() as patch, opened() as other:
+        patch.setattr(checkpoints, "_digest", changed)
         other.save(2, state)
     with (
-        contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved,
+        opened() as saved,
         pytest.raises(storage.StorageError, match=r"cannot be read .* delete it"),
     ):
         saved.restore(state)

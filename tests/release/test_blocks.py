@@ -3,23 +3,22 @@
 import functools
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import CancelledError
 
-import jax
 import numpy as np
 import pytest
+from command_line import python
+from release_cases import BUDGET, COUNT, KEY, made, same
+from release_cases import RELEASES as CASES
 
-from dpx import cross_attention, ngram, noisy_head, release
+from dpx import ngram, noisy_head, release
 from dpx.data import Histories
 from dpx.recommend import transitions
 from dpx.release import Blocks, Partial, blocks
 from dpx.release.executors import Here, Processes, WorkerDiedError
 
-KEY = jax.random.key(7)
-BUDGET = {"epsilon": 2.0, "delta": 1e-6}
 NUM_ITEMS = 9
 FIT = functools.partial(transitions.fit, KEY, num_kept=5, rounds=2, **BUDGET)
 
@@ -40,13 +39,6 @@ def shards(tmp_path_factory):
 
 
 READ = functools.partial(release.read_histories, num_items=NUM_ITEMS, time="time")
-
-
-def same(one, other):
-    assert one.guarantee == other.guarantee
-    for ours, theirs in zip(one, other, strict=True):
-        if isinstance(ours, np.ndarray):
-            assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.slow
@@ -149,8 +141,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", ["ended", "killed"])
 def test_processes_end_with_the_one_that_started_them(tmp_path, how):
     (tmp_path / "left.py").write_text(LEFT)
-    command = [sys.executable, tmp_path / "left.py", how]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = python(tmp_path / "left.py", how)
     assert ended.returncode == (-signal.SIGKILL if how == "killed" else 0), ended.stderr
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -177,7 +168,7 @@ def test_ray_makes_the_release_of_the_one_call(shards, tmp_path, monkeypatch):
 
 
 def test_without_ray_it_is_named(shards, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match="pip install ray"):
         FIT(Blocks(shards[0], read=READ, executor="ray"))
 
@@ -231,93 +222,66 @@ def test_arrays_and_tables_are_read_by_name(tmp_path):
     same(found, ngram.fit(KEY, tokens, mask, **options))
 
 
-def test_parquet_is_read_by_column(tmp_path):
-    pytest.importorskip("pyarrow")
-    import pandas
-
-    table = pandas.DataFrame({"user": [1, 0, 1], "item": [2, 3, 1], "time": [5, 1, 2]})
-    table.to_parquet(tmp_path / "a.parquet")
-    read = release.read_histories(tmp_path / "a.parquet", num_items=4, time="time")
-    assert [walk.tolist() for walk in read.items] == [[3], [1, 2]]
-
-
-def rows_of(path, names, features):
-    columns = release.read_arrays(path, names)
-    return noisy_head.Features(*columns) if features else columns
+def features_of(path):
+    return noisy_head.Features(*release.read_arrays(path, ["0", "1", "2"]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [pytest.param("trees", marks=pytest.mark.slow), "NoisyHead"])
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
-    tmp_path, mechanism, workers
-):
-    rng, paths = np.random.default_rng(1), []
-    keys, values = rng.uniform(0, 1, (29, 2)), rng.uniform(-1, 1, (29, 2))
-    labels = rng.normal(size=29)
-    for shard, chosen in enumerate(np.array_split(rng.permutation(29), 4)):
+@pytest.mark.parametrize("name", ["trees", "NoisyHead"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(tmp_path, name, workers):
+    block, paths = CASES[name][1], []
+    for shard, chosen in enumerate(np.array_split(np.random.default_rng(1).permutation(COUNT), 4)):
         paths.append(tmp_path / f"{shard}.npz")
-        np.savez(paths[-1], K=keys[chosen], V=values[chosen], labels=labels[chosen])
-    if mechanism == "trees":
-        domain = cross_attention.Domain("box", 2, 2, 1.0, 1.0, 1.0, 2.0)
-        about = {"domain": domain, "features": cross_attention.trees.choose_features(domain, 2)}
-        about |= {"bins": 8, **BUDGET}
-        expected = cross_attention.trees.build(KEY, keys, values, **about)
-        make = functools.partial(cross_attention.trees.build, KEY, **about)
-    else:
-        hyper = noisy_head.HyperParameters(1.5, 0.8, 2.0)
-        about = {"regularization": 0.1, **BUDGET}
-        prompts = noisy_head.Features(keys, values, labels)
-        expected = noisy_head.fit_one_shot(KEY, prompts, hyper, **about)
-        make = functools.partial(noisy_head.fit_one_shot, KEY, hyper=hyper, **about)
-    names = ("K", "V") if mechanism == "trees" else ("K", "V", "labels")
-    read = functools.partial(rows_of, names=names, features=mechanism == "NoisyHead")
-    found = make(Blocks(paths, read=read, workers=workers))
-    assert found.guarantee == expected.guarantee
-    array = "tables" if mechanism == "trees" else "gamma"
-    ours, theirs = (np.asarray(getattr(made, array)) for made in (found, expected))
-    assert ours.tobytes() == theirs.tobytes()
+        np.savez(paths[-1], **{str(i): part for i, part in enumerate(block(chosen))})
+    read = functools.partial(release.read_arrays, names=("0", "1"))
+    read = features_of if name == "NoisyHead" else read
+    expected = made(name, block(list(range(COUNT))), **BUDGET)
+    same(made(name, Blocks(paths, read=read, workers=workers), **BUDGET), expected)
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "words"),
-    [
-        ("user", [1, None, 2], "row 2, 'user' is missing"),
-        ("user", ["a", None, "b"], "row 2, 'user' is missing"),
-        ("user", [1.0, 2.0, 2.5], "row 1, 'user' holds 1.0: ids must be text or whole numbers"),
-        (
-            "user",
-            ["ann", "nan", "bob"],
-            "row 2, 'user' holds 'nan', which stands for a missing value",
-        ),
-        ("item", [0, None, 1], "row 2, 'item' is missing"),
-        ("item", ["0", "x", "1"], "row 2, 'item' holds 'x': items must be numbers"),
-        ("time", [1, None, 3], "row 2, 'time' is missing"),
-        ("time", ["1", "2020-01-01", "2"], "row 2, 'time' holds '2020-01-01', and .* a number"),
-    ],
-)
-def test_an_event_that_cannot_be_read_is_named(tmp_path, column, values, words):
+@pytest.fixture
+def parquet(tmp_path):
+    """Writes a table, and returns its path."""
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
+    def write(**table):
+        parquet.write_table(pa.table(table), tmp_path / "a.parquet")
+        return tmp_path / "a.parquet"
+
+    return write
+
+
+def test_parquet_is_read_by_column(parquet):
+    path = parquet(user=[1, 0, 1], item=[2, 3, 1], time=[5, 1, 2])
+    read = release.read_histories(path, num_items=4, time="time")
+    assert [walk.tolist() for walk in read.items] == [[3], [1, 2]]
+
+
+@pytest.mark.parametrize(("column", "values", "words"), [
+    ("user", [1, None, 2], "row 2, 'user' is missing"),
+    ("user", ["a", None, "b"], "row 2, 'user' is missing"),
+    ("user", [1.0, 2.0, 2.5], "row 1, 'user' holds 1.0: ids must be text or whole numbers"),
+    ("user", ["ann", "nan", "bob"], "row 2, 'user' holds 'nan', which stands for a missing value"),
+    ("item", [0, None, 1], "row 2, 'item' is missing"),
+    ("item", ["0", "x", "1"], "row 2, 'item' holds 'x': items must be numbers"),
+    ("time", [1, None, 3], "row 2, 'time' is missing"),
+    ("time", ["1", "2020-01-01", "2"], "row 2, 'time' holds '2020-01-01', and .* a number"),
+])  # fmt: skip
+def test_an_event_that_cannot_be_read_is_named(parquet, column, values, words):
     table = {"user": [0, 0, 0], "item": [0, 1, 2], "time": [1, 2, 3]} | {column: values}
-    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=rf"a\.parquet: {words}"):
-        release.read_histories(tmp_path / "a.parquet", num_items=3, time="time")
+        release.read_histories(parquet(**table), num_items=3, time="time")
 
 
-def test_arrays_keep_the_type_of_the_file_and_have_no_gaps(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+def test_arrays_keep_the_type_of_the_file_and_have_no_gaps(parquet):
     table = {"n": [2**60 + 1, 5], "x": [0.5, 1.0], "b": [True, False], "t": ["a", "b"]}
-    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
-    found = release.read_arrays(tmp_path / "a.parquet", list(table))
+    found = release.read_arrays(parquet(**table), list(table))
     assert [column.dtype.kind for column in found] == ["i", "f", "b", "O"]
     assert [column.tolist() for column in found] == list(table.values())
-    parquet.write_table(pa.table({"n": [2**60 + 1, None]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="row 2, column 'n' is missing"):
-        release.read_arrays(tmp_path / "a.parquet", ["n"])
+        release.read_arrays(parquet(n=[2**60 + 1, None]), ["n"])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4xxx", b"text", "objects"])
@@ -335,15 +299,10 @@ def test_files_that_cannot_be_read_are_named(tmp_path, content):
         release.read_histories(tmp_path / "absent.npz", num_items=2)
 
 
-def test_arrays_of_different_lengths_are_refused(tmp_path):
-    np.savez(tmp_path / "a.npz", user=np.array([1]), item=np.array([0, 1]))
-    with pytest.raises(ValueError, match="must have one length"):
-        release.read_histories(tmp_path / "a.npz", num_items=3)
-    np.savez(tmp_path / "a.npz", user=np.zeros((2, 2), int), item=np.zeros((2, 2), int))
-    with pytest.raises(ValueError, match="must have one length and one dimension"):
-        release.read_histories(tmp_path / "a.npz", num_items=3)
-
-
-def test_a_file_without_events_has_no_users(tmp_path):
+def test_arrays_have_one_length_and_may_have_none(tmp_path):
+    for user, item in ((np.array([1]), np.array([0, 1])), (np.zeros((2, 2), int),) * 2):
+        np.savez(tmp_path / "a.npz", user=user, item=item)
+        with pytest.raises(ValueError, match="must have one length and one dimension"):
+            release.read_histories(tmp_path / "a.npz", num_items=3)
     np.savez(tmp_path / "a.npz", user=np.zeros(0, int), item=np.zeros(0, int))
     assert release.read_histories(tmp_path / "a.npz", num_items=3).items == ()

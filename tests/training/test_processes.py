@@ -167,19 +167,13 @@ def test_the_first_of_several_computes_and_ends_the_others(number, monkeypatch):
     assert _processes.is_first() == (number == 0)
 
     def ask(compute, told):
-        """`of_first`, where another process is told this text."""
-        told = np.frombuffer(told.encode(), np.uint8)
-        each = iter([np.int32(len(told)), told])
-        monkeypatch.setattr(
-            _processes.multihost_utils,
-            "broadcast_one_to_all",
-            lambda x: x if number == 0 else next(each),
-        )
+        """`of_first`, where another process is told this."""
+        monkeypatch.setattr(_processes, "of_each", lambda own: [own if number == 0 else told])
         return _processes.of_first(compute)
 
     def fail():
         raise OSError("no space left")
 
     with pytest.raises(OSError if number == 0 else _processes.FirstProcessError, match="no space"):
-        ask(fail, '{"error": "no space left"}')
-    assert ask(lambda: 3, '{"result": 3}') == 3
+        ask(fail, {"error": "no space left"})
+    assert ask(lambda: 3, {"result": 3}) == 3
