@@ -2633,8 +2633,8 @@ FAULTS = (
     Fault(
         "a value that equals a user's number is that user",
         "dpx/data/cells.py",
-        "seen = known.get(cell) if type(cell) in (int, str) else None",
-        "seen = known.get(cell)",
+        "if type(cell) not in (int, str):",
+        "if isinstance(cell, list):",
         "tests/data/test_data.py::test_what_equals_a_number_is_none",
     ),
     Fault(
