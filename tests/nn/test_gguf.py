@@ -100,7 +100,7 @@ def test_the_model_is_the_slow_one_with_interleaved_positions(tmp_path, more):
     """The order of pairs differs between the file and the module, and it shows nowhere."""
     model = pretrained.load(write(tmp_path / "model.gguf", more=more))
     found = arrays() | more
-    ours = {k: v for k, v in gguf._MODULES.items() if v.startswith("blk")}
+    ours = {k: v for k, v in gguf.GGUF_MODULES.items() if v.startswith("blk")}
     weights = {
         "embed": found["token_embd.weight"],
         "norm": found["output_norm.weight"],

@@ -44,8 +44,8 @@ CONFIGS = {
         ({"num_attention_heads": 3}, "num_kv_heads=2 must be at least 1 and divide"),
         ({"vocab_size": 41}, r"embed_tokens.weight of shape \(40, 16\), which must be \(41, 16\)"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no', which must be true or false"),
-        ({"rms_norm_eps": None}, "rms_norm_eps=None, which must be a number"),
-        ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0, which must be positive"),
+        ({"rms_norm_eps": None}, "rms_norm_eps=None, which must be a positive"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0, which must be a positive"),
     ],
     "gemma3": [
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0, which is not"),

@@ -15,6 +15,10 @@ _UNUSED = """
     task_specific_params tokenizer_class torch_dtype torchscript transformers_version
     transformers.js_config use_bfloat16 use_cache
 
+    n_ctx pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    tie_weights_ tie_word_embeddings
+
     bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
@@ -26,9 +30,12 @@ UNUSED = frozenset(_UNUSED.split())
 NEUTRAL: Mapping[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
+    "directionality": "bidi",
     "is_decoder": False,
     "is_encoder_decoder": False,
+    "position_embedding_type": "absolute",
     "rope_interleaved": False,
+    "scale_attn_by_inverse_layer_idx": False,
     "tie_encoder_decoder": False,
     "use_mrope": False,
 }
@@ -85,10 +92,9 @@ class Keys:
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         """A positive number."""
         value = self.read(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, value, "must be a number")
-        if not 0 < value < float("inf"):
-            raise self.wrong(name, value, "must be positive and finite")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < float("inf"):
+            raise self.wrong(name, value, "must be a positive and finite number")
         return float(value)
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
@@ -105,6 +111,14 @@ class Keys:
             raise self.wrong(name, value, f"must be one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
+    def settings(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings by name: each is read as what it is, by its name in the file or that and a default."""
+        read = {"activation": self.activation, "norm_epsilon": self.number, "tied": self.flag}
+        return {
+            setting: read.get(setting, self.size)(*([name] if isinstance(name, str) else name))
+            for setting, name in names.items()
+        }
+
     def part(self, name: str) -> "Keys | None":
         """Settings within the settings, or None if there are none of that name."""
         value = self.read(name, None)
@@ -118,7 +132,7 @@ class Keys:
         """Whether a value of that name is left that was not read; null does not count."""
         return self._left.get(name) is not None
 
-    def close(self, unused: Collection[str] = (), neutral: Mapping[str, Any] | None = None) -> None:
+    def close(self, unused: Collection[str] = UNUSED, neutral: Mapping[str, Any] = NEUTRAL) -> None:
         """Refuses settings that were not read.
 
         Args:
@@ -128,7 +142,6 @@ class Keys:
         Raises:
           ValueError: for a key that is in neither, unless it is null or empty.
         """
-        neutral = neutral or {}
         for name, value in self._left.items():
             if name in unused or value is None or value in ("", [], {}):
                 continue
