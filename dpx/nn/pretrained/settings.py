@@ -103,7 +103,8 @@ class DecoderSettings(_Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if check_integer(self.kv_heads, "num_kv_heads") and self.num_heads % self.kv_heads:
+        check_integer(self.kv_heads, "num_kv_heads")
+        if self.num_heads % self.kv_heads:
             raise ValueError(f"num_kv_heads={self.kv_heads} must divide num_heads={self.num_heads}")
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
