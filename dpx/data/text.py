@@ -155,13 +155,14 @@ def _documents(path: Path, column: str | None, user: str | None, label: str | No
             if files.kind(file) == ".txt":
                 yield from _documents(file, column, user, label)
         return
+    path = files.existing(path)
     if files.kind(path) == ".txt":
         if (column, user, label) != (None, None, None):
             raise ValueError(
                 f"{path}: a .txt file has no columns: leave out those of config.data, such as "
                 "config.data.column and config.data.user"
             )
-        yield Text(str(path), files.read_text(files.existing(path), "utf-8-sig"))
+        yield Text(str(path), files.read_text(path, "utf-8-sig"))
         return
     named = [name for name in (user, label) if name is not None]
     table = columns.read(path, [column, *named], texts=True)

@@ -3413,7 +3413,7 @@ FAULTS = (
         '            f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that '
         'encoding"\n        ) from None\n',
         '    except UnicodeDecodeError:\n        return path.read_text("latin-1")\n',
-        "tests/data/test_data.py::test_a_file_that_cannot_be_read_is_named",
+        "tests/data/test_tables.py::test_a_file_that_cannot_be_read_is_named",
     ),
     Fault(
         "histories are as wide as the longest user",
