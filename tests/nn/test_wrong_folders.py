@@ -138,7 +138,10 @@ def test_shards_that_are_missing_are_named(tmp_path):
     shutil.copy(tmp_path / second, folder / second)
     extra = {k: v for k, v in placed["weight_map"].items() if k != "lm_head.weight"}
     index.write_text(json.dumps({"weight_map": extra}))
-    refused(folder, "must hold the arrays that model.safetensors.index.json names, .* for lm_head.weight")
+    refused(
+        folder,
+        "must hold the arrays that model.safetensors.index.json names, .* for lm_head.weight",
+    )
     placed["weight_map"]["lm_head.weight"] = "../model.safetensors"
     index.write_text(json.dumps(placed))
     refused(folder, "names '../model.safetensors', which must be a file beside it")
