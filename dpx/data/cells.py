@@ -107,9 +107,8 @@ def times(values: Any, name: str, place: Place) -> np.ndarray:
     1970, in UTC if it has no time zone. A column has either numbers or dates.
 
     Args:
-      values: (E,) cells, in a list, an array or a column of a DataFrame: numbers, dates of Python, NumPy or
-        pandas, or text that is a number or an ISO date.
-      name, place: As in `identifiers`.
+      values: (E,) numbers, dates of Python, NumPy or pandas, or texts that are a number or an ISO date.
+      name, place: As in `identifiers`, for a column in the same forms.
 
     Returns:
       (E,) int64.

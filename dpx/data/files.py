@@ -46,10 +46,6 @@ def kind(path: Path) -> str:
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
     """The text of a file, which may be compressed by gzip, whatever its name is.
 
-    Args:
-      path: The path of the file.
-      encoding, errors: As for `open`.
-
     Raises:
       ValueError: if the text is not in that encoding, or the file is compressed and damaged.
     """
@@ -118,11 +114,9 @@ def _parsed(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[s
 
 
 def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
-    """A remedy to append to an error, if a first line with one cell has another separator; otherwise "".
+    """A remedy to append to an error if a first line, with one cell, has another separator; otherwise "".
 
-    Args:
-      cells: The cells of the line.
-      option: Whether the reader takes a separator.
+    It depends on whether the reader has an `option` for the separator.
     """
     other = next((s for s in _OTHERS if len(cells) == 1 and s in cells[0]), None)
     if other is None:

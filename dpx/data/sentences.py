@@ -21,11 +21,7 @@ def load_sentences(path: str | Path | None = None) -> list[Text]:
 
     Args:
       path: The source distribution of `vaderSentiment` 3.3.2, or its file of ratings; None downloads it and
-        checks its sha256.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: for an archive that cannot be read, or a malformed line, with its number.
+        checks its sha256. The errors are those of `dpx.data.load_movielens_1m`.
     """
     path = files.published(path, *_PUBLISHED)
     packed = path.name.endswith(".tar.gz")

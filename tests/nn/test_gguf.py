@@ -244,17 +244,6 @@ def test_what_cannot_be_used_is_named(tmp_path, load, settings, words):
     refused(words, load, write(tmp_path / "model.gguf", **settings))
 
 
-@pytest.mark.slow
-def test_texts_beyond_the_context_are_refused(tmp_path):
-    path = write(tmp_path / "model.gguf", changes={"context_length": 6})
-    model = pretrained.load(path)
-    assert model(jnp.zeros((2, 6), int)).shape == (2, 6, len(VOCABULARY))
-    for call in (model, jax.jit(lambda tokens: model(tokens))):
-        refused(r"shape \(2, 7\) must be at most 6 in a text", call, jnp.zeros((2, 7), int))
-    unlimited = pretrained.load(write(tmp_path / "other.gguf"))
-    assert unlimited(jnp.zeros((1, 99), int)).shape[1] == 99
-
-
 @pytest.mark.parametrize("name", ["gguf", "tokenizers"])
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
     path = write(tmp_path / "model.gguf")
