@@ -45,12 +45,13 @@ def load_array(
         raise ValueError(
             f"{path}: must be a .csv, .tsv, .npy or .npz file: save it as one of these"
         )
+    if kind != ".npz" and name is not None:
+        raise ValueError(
+            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
+        )
     if kind in _TABLES:
-        _check_unnamed(path, name)
         return _read_table(path, header, separator)
     _check_no_table(path, header, separator)
-    if kind == ".npy":
-        _check_unnamed(path, name)
     try:
         array = _read_npz(path, name) if kind == ".npz" else np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -94,7 +95,7 @@ def load_columns(
         if array.ndim != 2:
             raise ValueError(f"{path}: has shape {array.shape}: save a matrix, (rows, columns)")
         known = [str(number + 1) for number in range(array.shape[1])]
-        return array[:, _places(path, names, known)]
+        return array[:, [columns.place(path, name, known, named=False) for name in names]]
     table = columns.read(path, names, header=header, separator=separator, guess=_not_all)
     found = np.empty((len(table.columns[0]), len(names)))
     for number, column in enumerate(table.columns):
@@ -117,22 +118,6 @@ def _not_all(numbers: Sequence[bool]) -> bool:
 
 def _none(numbers: Sequence[bool]) -> bool:
     return not any(numbers)
-
-
-def _places(path: Path, names: Sequence[str], known: Sequence[str]) -> list[int]:
-    for name in names:
-        if name not in known:
-            other = files.other_separator(known)
-            raise ValueError(f"{path}: has no column {name!r}: use {', '.join(known)}{other}")
-    files.check_once(path, names, known)
-    return [known.index(name) for name in names]
-
-
-def _check_unnamed(path: Path, name: str | None) -> None:
-    if name is not None:
-        raise ValueError(
-            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
-        )
 
 
 def _check_no_table(path: Path, header: bool | None, separator: str | None) -> None:

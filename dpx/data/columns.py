@@ -100,7 +100,7 @@ def read(
         else:
             known, named, rows = text_rows(path, header, separator, guess, texts)
             found = [_of_texts(path, known) if name is None else name for name in names]
-            places = [_place(path, name, known, named, not texts) for name in found]
+            places = [place(path, name, known, named, not texts) for name in found]
             rows = _chosen(path, rows, found, places)
         rows = list(rows)
         lines, columns = (
@@ -204,17 +204,12 @@ def _no_column(path: Path, known: Sequence[str] = ()) -> ValueError:
     )
 
 
-def _place(path: Path, name: str, known: Sequence[str], named: bool, settable: bool) -> int:
+def place(path: Path, name: str, known: Sequence[str], named: bool, settable: bool = True) -> int:
     """The index of a column, in a table whose first line holds `known`."""
     other = files.other_separator(known, option=settable)
     if named:
-        if name not in known:
-            numbers = ", or use --config.data.header=False and numbers from 1" if settable else ""
-            raise ValueError(
-                f"{path}: has no column {name!r}: it has {', '.join(known):.200}{numbers}{other}"
-            )
-        files.check_once(path, [name], known)
-        return known.index(name)
+        numbers = ", or use --config.data.header=False and numbers from 1" if settable else ""
+        return files.index_of(path, name, known, numbers + other)
     if not (name.isdecimal() and 1 <= int(name) <= len(known)):
         raise ValueError(
             f"{path}: has no header, so column {name!r} must be a number from 1 to {len(known)}{other}"

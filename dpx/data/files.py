@@ -134,13 +134,15 @@ def number(cell: Any) -> float | None:
         return None
 
 
-def check_once(path: Path, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raises ValueError for a name that several columns of a table have, since either could be meant."""
-    for name in names:
-        if known.count(name) > 1:
-            raise ValueError(
-                f"{path}: has {known.count(name)} columns {name!r}: give each a name of its own"
-            )
+def index_of(path: Path, name: str, known: Sequence[str], remedy: str = "") -> int:
+    """The index of the column of that name; raises ValueError if a table has none, or several."""
+    if name not in known:
+        raise ValueError(f"{path}: has no column {name!r}: it has {', '.join(known):.200}{remedy}")
+    if known.count(name) > 1:
+        raise ValueError(
+            f"{path}: has {known.count(name)} columns {name!r}: give each a name of its own"
+        )
+    return known.index(name)
 
 
 def parse_lines(

@@ -53,13 +53,11 @@ def test_loads_folders_and_tables(tmp_path):
     for i, text in enumerate(TEXTS[:3]):
         (folder / f"{i}.txt").write_text(text)
     assert newsgroups.load_texts(tmp_path / "texts") == TEXTS[:3]
-    table = tmp_path / "t.csv"
-    table.write_text('label,text\na,"hello, world"\nb,again\nc,""\n')
-    assert newsgroups.load_texts(table) == ["hello, world", "again"]
-    assert newsgroups.load_texts(table, column="label") == ["a", "b", "c"]
-    orange = tmp_path / "t.tab"
-    orange.write_text("Category\tText\nd\tstring\nclass\t\n\nrec.autos\tcars are fast\n")
-    assert newsgroups.load_texts(orange) == ["cars are fast"]
+    text = 'label,text\na,"hello, world"\nb,again\nc,""\n'
+    assert read(tmp_path, "t.csv", text) == ["hello, world", "again"]
+    assert read(tmp_path, "t.csv", text, column="label") == ["a", "b", "c"]
+    orange = "Category\tText\nd\tstring\nclass\t\n\nrec.autos\tcars are fast\n"
+    assert read(tmp_path, "t.tab", orange) == ["cars are fast"]
 
 
 def read(tmp_path, name, text, **settings):
