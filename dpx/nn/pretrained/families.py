@@ -139,8 +139,8 @@ LLAMA_SETTINGS, _GPT2_SETTINGS, _BERT_SETTINGS, _DISTILBERT_SETTINGS = _columns(
 def _rotating(keys: Keys, found: dict[str, Any], *kv_heads: int) -> dict[str, Any]:
     """What most decoders state in the same way; `kv_heads` is a default, without which it is required."""
     width = keys.size("head_dim", max(found["dim"] // found["num_heads"], 1))
-    kv_heads = keys.size("num_key_value_heads", *kv_heads)
-    return {"num_kv_heads": kv_heads, "head_dim": width, "rotary": rotary.read(keys, width)}
+    count = keys.size("num_key_value_heads", *kv_heads)
+    return {"num_kv_heads": count, "head_dim": width, "rotary": rotary.read(keys, width)}
 
 
 def _llama(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
