@@ -103,10 +103,8 @@ def read(
             places = [place(path, name, known, named, not texts) for name in found]
             rows = _chosen(path, rows, found, places)
         rows = list(rows)
-        lines, columns = (
-            [line for line, _ in rows],
-            [*zip(*(cells for _, cells in rows), strict=True)],
-        )
+        lines = [line for line, _ in rows]
+        columns = [*zip(*(cells for _, cells in rows), strict=True)]
     if not columns or not len(columns[0]):
         raise _no_row(path)
 

@@ -174,13 +174,11 @@ def _gemma3(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
         local = rotary.Rotary(keys.number("rope_local_base_freq", thetas["sliding_attention"]))
         turn = rotary.read(keys, width, thetas["full_attention"])
     else:
-        parts = {name: both.part(name) for name in thetas}
+        parts = [both.part(name) for name in thetas]
         both.close((), {})
         turn, local = (
-            rotary.Rotary(thetas[name])
-            if part is None
-            else rotary.described(part, width, thetas[name])
-            for name, part in parts.items()
+            rotary.Rotary(theta) if part is None else rotary.described(part, width, theta)
+            for part, theta in zip(parts, thetas.values(), strict=True)
         )
     if keys.read("use_bidirectional_attention", False):
         raise keys.wrong("use_bidirectional_attention", True, "must be false")
