@@ -104,13 +104,6 @@ def test_quantised_arrays_are_near(tmp_path, kind, tolerance):
     assert 0 < np.abs(found - exact).max() < tolerance * np.abs(exact).max()
 
 
-def test_parameters_take_the_asked_dtype_and_no_others(tmp_path):
-    path = write(tmp_path / "model.gguf")
-    half = pretrained.load(path, param_dtype="bfloat16", dtype="bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(half))} == {jnp.dtype("bfloat16")}
-    np.testing.assert_allclose(half.norm[...], arrays()["output_norm.weight"], rtol=0.01)
-
-
 def test_the_tokenizer_cuts_digits_and_merges_within_words(tmp_path):
     tokenizer = pretrained.tokenizer(write(tmp_path / "model.gguf"))
     assert tokenizer.vocab_size == len(VOCABULARY)
