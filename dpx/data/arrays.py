@@ -95,7 +95,7 @@ def load_columns(
         if array.ndim != 2:
             raise ValueError(f"{path}: has shape {array.shape}: save a matrix, (rows, columns)")
         known = [str(number + 1) for number in range(array.shape[1])]
-        return array[:, [columns.place(path, name, known, named=False) for name in names]]
+        return array[:, [files.index_of(path, name, known) for name in names]]
     table = columns.read(path, names, header=header, separator=separator, guess=_not_all)
     found = np.empty((len(table.columns[0]), len(names)))
     for number, column in enumerate(table.columns):

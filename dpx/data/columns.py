@@ -100,7 +100,7 @@ def read(
         else:
             known, named, rows = text_rows(path, header, separator, guess, texts)
             found = [_of_texts(path, known) if name is None else name for name in names]
-            places = [place(path, name, known, named, not texts) for name in found]
+            places = [_place(path, name, known, named, not texts) for name in found]
             rows = _chosen(path, rows, found, places)
         rows = list(rows)
         lines = [line for line, _ in rows]
@@ -202,7 +202,7 @@ def _no_column(path: Path, known: Sequence[str] = ()) -> ValueError:
     )
 
 
-def place(path: Path, name: str, known: Sequence[str], named: bool, settable: bool = True) -> int:
+def _place(path: Path, name: str, known: Sequence[str], named: bool, settable: bool) -> int:
     """The index of a column, in a table whose first line holds `known`."""
     other = files.other_separator(known, option=settable)
     if named:

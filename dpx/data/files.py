@@ -184,7 +184,7 @@ def archived(path: Path, *names: str) -> bytes:
         ) from None
     except (*_DAMAGED, RuntimeError, NotImplementedError) as error:
         raise ValueError(
-            f"{path}: not an archive that can be read ({error}): fetch it again"
+            f"{path}: not an archive, or cannot be unpacked ({error}): fetch it again"
         ) from None
     return content
 

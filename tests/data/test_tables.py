@@ -251,7 +251,7 @@ def zipped(name="ml-1m/ratings.dat", **bits):
 
 
 SERIES = "Season\tAuthor\tQuote\nd\td\tstring\n\t\tinclude=True\n10\tMonica\tOk.\n01\tJoey\tHey.\n"
-UNPACKED = "not an archive that can be read"
+UNPACKED = "not an archive, or cannot be unpacked"
 SAID = {"column": "a", "user": "b"}
 FILES = [
     (load_surnames, "a.txt", "müller\n".encode("latin-1"), "is not UTF-8"),

@@ -40,6 +40,7 @@ class _Settings:
     """
 
     vocab_size: int
+    _: dataclasses.KW_ONLY
     dim: int = 64
     num_layers: int = 2
     num_heads: int = 4
