@@ -17,16 +17,15 @@ def rotate(x, position, theta, factors, pairs):
     return turned
 
 
-def logits(tokens, weights, *, heads, kv_heads, theta, epsilon, layout, factors=None):
+def logits(tokens, weights, *, heads, kv_heads, theta, epsilon, factors=None):
     """(L, M) logits of one text.
 
     `weights` holds "embed", "norm", "head" (d, M) and, for each layer, a dict of matrices (in, out), scales.
-    `layout` says which coordinates of a head form a pair: "halves" or "interleaved".
+    Two coordinates of a head that are neighbours form a pair.
     """
     layers, stream = weights["layers"], [weights["embed"][token].astype(float) for token in tokens]
     size = layers[0]["query"].shape[1] // heads
-    halves = [(i, i + size // 2) for i in range(size // 2)]
-    pairs = halves if layout == "halves" else [(2 * i, 2 * i + 1) for i in range(size // 2)]
+    pairs = [(2 * i, 2 * i + 1) for i in range(size // 2)]
     factors = np.ones(size // 2) if factors is None else factors
     for layer in layers:
         normed = [rms_norm(x, layer["attention_norm"], epsilon) for x in stream]

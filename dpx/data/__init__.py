@@ -1,6 +1,5 @@
 """Data sets as arrays of token ids, and the functions that prepare them."""
 
-from dpx.data.amazon import load_amazon
 from dpx.data.histories import (
     Histories,
     Split,
@@ -10,11 +9,15 @@ from dpx.data.histories import (
     leave_last_out,
     left_pad,
 )
-from dpx.data.movielens import load_movielens_1m, load_movielens_small
+from dpx.data.interactions import (
+    load_amazon,
+    load_movielens_1m,
+    load_movielens_small,
+    load_table,
+)
 from dpx.data.records import Texts, split
 from dpx.data.surnames import load_surnames
 from dpx.data.synthetic import synthetic_histories
-from dpx.data.tables import load_table
 from dpx.data.text import Alphabet, load_texts
 
 __all__ = [

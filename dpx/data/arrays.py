@@ -27,9 +27,8 @@ def load_array(
     Args:
       path: A .csv, .tsv, .npy or .npz file. Pickled objects are refused.
       name: The name of the array in an .npz file; it may be left out if there is only one.
-      header: Whether the first line of a table names its columns, and is skipped. With None a line without
-        numbers is skipped, and a line that counts from 0 or 1, which may be names or a row, is refused.
-      separator: The separator of the cells of a table; None is a comma, or a tab in a .tsv file.
+      header, separator: Of a table, as in `dpx.data.columns.read`. With None a line without numbers is the
+        header, which is skipped.
 
     Returns:
       The array: float64 of shape (rows, columns) from a table, otherwise as it was saved.
@@ -46,12 +45,13 @@ def load_array(
         raise ValueError(
             f"{path}: must be a .csv, .tsv, .npy or .npz file: save it as one of these"
         )
+    if kind != ".npz" and name is not None:
+        raise ValueError(
+            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
+        )
     if kind in _TABLES:
-        _check_unnamed(path, name)
-        return _read_table(path, header, separator or files.SEPARATORS[kind])
+        return _read_table(path, header, separator)
     _check_no_table(path, header, separator)
-    if kind == ".npy":
-        _check_unnamed(path, name)
     try:
         array = _read_npz(path, name) if kind == ".npz" else np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -78,9 +78,7 @@ def load_columns(
       path: A table as `dpx.data.columns.read` takes it, or an .npy file with a matrix.
       names: The names of the columns. Without a header, and in an .npy file, columns are counted from 1:
         "1", "2", ….
-      header: Whether the first line of a text file names its columns. With None a line of numbers is a row,
-        and a line that counts from 0 or 1, which may be names or a row, is refused.
-      separator: The separator of the cells of a text file; None is a comma, or a tab in a .tsv file.
+      header, separator: Of a table, as there. With None a line of numbers is a row.
 
     Returns:
       (rows, len(names)): float64 from a table, otherwise as it was saved.
@@ -97,8 +95,8 @@ def load_columns(
         if array.ndim != 2:
             raise ValueError(f"{path}: has shape {array.shape}: save a matrix, (rows, columns)")
         known = [str(number + 1) for number in range(array.shape[1])]
-        return array[:, _places(path, names, known)]
-    table = columns.read(path, names, header=header, separator=separator, guess=_names_columns)
+        return array[:, [files.index_of(path, name, known) for name in names]]
+    table = columns.read(path, names, header=header, separator=separator, guess=_not_all)
     found = np.empty((len(table.columns[0]), len(names)))
     for number, column in enumerate(table.columns):
         if isinstance(column, np.ndarray) and column.dtype.kind in "fiub":
@@ -114,24 +112,12 @@ def load_columns(
     return found
 
 
-def _names_columns(line: Sequence[str]) -> bool | None:
-    return None if files.counts(line) else None in map(files.number, line)
+def _not_all(numbers: Sequence[bool]) -> bool:
+    return not all(numbers)
 
 
-def _places(path: Path, names: Sequence[str], known: Sequence[str]) -> list[int]:
-    for name in names:
-        if name not in known:
-            other = files.other_separator(known)
-            raise ValueError(f"{path}: has no column {name!r}: use {', '.join(known)}{other}")
-    files.check_once(path, names, known)
-    return [known.index(name) for name in names]
-
-
-def _check_unnamed(path: Path, name: str | None) -> None:
-    if name is not None:
-        raise ValueError(
-            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
-        )
+def _none(numbers: Sequence[bool]) -> bool:
+    return not any(numbers)
 
 
 def _check_no_table(path: Path, header: bool | None, separator: str | None) -> None:
@@ -151,26 +137,23 @@ def _read_npz(path: Path, name: str | None) -> np.ndarray:
         return arrays[arrays.files[0] if name is None else name]
 
 
-def _read_table(path: Path, header: bool | None, separator: str) -> np.ndarray:
-    rows, width = [], 0
-    for line, cells in files.table_rows(path, files.read_text(path, "utf-8-sig"), separator):
+def _read_table(path: Path, header: bool | None, separator: str | None) -> np.ndarray:
+    known, _, lines = columns.text_rows(path, header, separator, _none)
+    rows, other = [], files.other_separator(known)
+    for line, cells in lines:
         numbers = [files.number(cell) for cell in cells]
-        place = f"{path}: line {line}"
-        if not width:
-            width, other = len(cells), files.other_separator(cells)
-            guess = None if files.counts(cells) else not any(n is not None for n in numbers)
-            if files.has_header(path, cells, header, guess and not other):
-                continue
-        if len(cells) != width:
+        if len(cells) != len(known):
             raise ValueError(
-                f"{place} has {len(cells)} columns where the first has {width}: give every line the same"
+                f"{path}: line {line} has {len(cells)} columns where the first has {len(known)}: give every "
+                "line the same"
             )
         if None in numbers:
             column = numbers.index(None)
             raise ValueError(
-                f"{place}, column {column + 1} is {cells[column]!r}: write a number in every cell{other}"
+                f"{path}: line {line}, column {column + 1} is {cells[column]!r}: write a number in every "
+                f"cell{other}"
             )
         rows.append(np.array(numbers, np.float64))
     if not rows:
-        raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
+        raise ValueError(f"{path}: holds no row of numbers: write one line for each row{other}")
     return np.stack(rows)

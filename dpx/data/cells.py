@@ -22,22 +22,10 @@ Identifier = int | str
 Place = Callable[[int], str]  # gives the name of a row for errors
 
 # The words for a missing value that pandas reads and writes; they are no identifiers.
-_MISSING = {
-    "",
-    "NA",
-    "#NA",
-    "<NA>",
-    "N/A",
-    "n/a",
-    "#N/A",
-    "#N/A N/A",
-    "NULL",
-    "null",
-    "\\N",
-    "None",
-    "NaT",
-}
-_MISSING |= {"NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"}
+_MISSING = """
+    NA #NA <NA> N/A n/a #N/A NULL null \\N None NaT NaN nan -NaN -nan 1.#IND -1.#IND 1.#QNAN -1.#QNAN
+"""
+_MISSING = {"", "#N/A N/A", *_MISSING.split()}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _FRACTION = re.compile(r"(.*:[0-9]{2})[.,]([0-9]{1,9})(?![0-9])(.*)")
@@ -93,44 +81,37 @@ def identifiers(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.nd
     Raises:
       ValueError: for values that are not one column, or a cell that is not an `identifier`.
     """
-    cells = _cells(values, name)
+    cells, known = _cells(values, name), {}
+
+    def read_at(row: int, cell: Any) -> Identifier:
+        if type(cell) not in (int, str):  # such as 1.0, which equals an identifier and is none
+            return at(identifier, cell, row, place)
+        if cell not in known:
+            known[cell] = at(identifier, cell, row, place)
+        return known[cell]
+
+    codes: Any = slice(None)
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iu":
-        labels, codes = np.unique(cells, return_inverse=True)
-        read = [identifier(label) for label in labels]
-    else:
-        known: dict[Any, int] = {}  # the index in `read` of each cell
-        read, codes = [], np.empty(len(cells), np.int64)
-        for row, cell in enumerate(cells):
-            # A value of another type, such as 1.0, may equal an identifier and be none.
-            seen = known.get(cell) if type(cell) in (int, str) else None
-            if seen is None:
-                read.append(_at(identifier, cell, row, place))
-                seen = len(read) - 1
-                if type(cell) in (int, str):
-                    known[cell] = seen
-            codes[row] = seen
+        cells, codes = np.unique(cells, return_inverse=True)
+    read = [read_at(row, cell) for row, cell in enumerate(cells)]
     labels = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     number = {label: code for code, label in enumerate(labels)}
-    renumbered = np.array([number[label] for label in read], np.int64)
     # An array of objects, since in one of text the longest label would set the width of all.
-    return renumbered[codes], np.array(labels, object)
+    return np.array([number[label] for label in read], np.int64)[codes], np.array(labels, object)
 
 
-def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]:
-    """The times of a column as exact whole numbers of billionths.
+def times(values: Any, name: str, place: Place) -> np.ndarray:
+    """Whole numbers in the order of the times of a column, the same for the same time.
 
     A number is a time in any unit, rounded to the nearest billionth of it. A date is a time in seconds since
     1970, in UTC if it has no time zone. A column has either numbers or dates.
 
     Args:
-      values: (E,) cells, in a list, an array or a column of a DataFrame: numbers, dates of Python, NumPy or
-        pandas, or text that is a number or an ISO date.
-      name: The name of the column, for errors about all of it.
-      place: A function that names a row, for errors about a cell.
+      values: (E,) numbers, dates of Python, NumPy or pandas, or texts that are a number or an ISO date.
+      name, place: As in `identifiers`, for a column in the same forms.
 
     Returns:
-      whole: (E,) int64.
-      billionths: (E,) int64 in [0, 10⁹). A time is whole + billionths/10⁹.
+      (E,) int64.
 
     Raises:
       ValueError: for values that are not one column or have both kinds, a cell that is missing or is not a
@@ -138,21 +119,21 @@ def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]
     """
     cells = _cells(values, name)
     if isinstance(cells, np.ndarray) and cells.dtype.kind == "M":
-        return _moments(cells, place)
+        if np.any(missing := np.isnat(cells)):
+            row = int(np.argmax(missing))
+            raise ValueError(f"{place(row)} is missing: fill it in, or remove the row")
+        return cells.astype(np.int64)
     if isinstance(cells, np.ndarray) and np.can_cast(cells.dtype, np.int64):
-        return cells.astype(np.int64), np.zeros(len(cells), np.int64)
-    whole, billionths = np.empty((2, len(cells)), np.int64)
-    first = None
-    for row, cell in enumerate(cells):
-        is_date, count = _at(_time, cell, row, place)
-        first = is_date if first is None else first
-        if is_date is not first:
+        return cells.astype(np.int64)
+    read = [at(_time, cell, row, place) for row, cell in enumerate(cells)]
+    for row, (is_date, _) in enumerate(read):
+        if is_date != read[0][0]:
             raise ValueError(
-                f"{place(row)} holds {str(cell)!r:.60}, and {place(0)} a {'date' if first else 'number'}: "
-                "give numbers throughout, or dates"
+                f"{place(row)} holds {str(cells[row])!r:.60}, and {place(0)} a "
+                f"{'number' if is_date else 'date'}: give numbers throughout, or dates"
             )
-        whole[row], billionths[row] = divmod(count, _BILLION)
-    return whole, billionths
+    order = {time: number for number, time in enumerate(sorted(set(read)))}
+    return np.array([order[time] for time in read], np.int64)
 
 
 def is_missing(value: Any) -> bool:
@@ -170,7 +151,8 @@ def _shown(value: Any) -> str:
     return "is missing" if blank else f"holds {value!r}, which stands for a missing value"
 
 
-def _at(read: Callable, cell: Any, row: int, place: Place) -> Any:
+def at(read: Callable, cell: Any, row: int, place: Place) -> Any:
+    """What `read` makes of a cell; its ValueError gets the name of the row."""
     try:
         return read(cell)
     except ValueError as error:
@@ -197,8 +179,9 @@ def _time(value: Any) -> tuple[bool, int]:
     if is_missing(value):
         raise ValueError(f"{_shown(value)}: fill it in, or remove the row")
     if isinstance(value, np.datetime64):
-        whole, billionths = _moments(np.array([value]), lambda row: "")
-        return True, int(whole[0]) * _BILLION + int(billionths[0])
+        second = value.astype("datetime64[s]")
+        rest = (value - second).astype("timedelta64[ns]")
+        return True, int(second.astype(np.int64)) * _BILLION + int(rest.astype(np.int64))
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
     text, number = value.strip() if isinstance(value, str) else "", None
@@ -248,13 +231,3 @@ def _date(value: Any) -> int:
     seconds = 86_400 * since.days + since.seconds
     nanoseconds = 1000 * since.microseconds + getattr(since, "nanoseconds", 0)
     return seconds * _BILLION + nanoseconds + more
-
-
-def _moments(dates: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray]:
-    """NumPy's dates (E,) as whole seconds since 1970, and billionths of a second."""
-    if np.any(missing := np.isnat(dates)):
-        raise ValueError(
-            f"{place(int(np.argmax(missing)))} is missing: fill it in, or remove the row"
-        )
-    seconds = dates.astype("datetime64[s]")
-    return seconds.astype(np.int64), (dates - seconds).astype("timedelta64[ns]").astype(np.int64)

@@ -4,15 +4,17 @@ All readers of tables go through `read`, so that they take the same kinds of fil
 reader's own, such as `dpx.data.cells.identifier`.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpx.data import files, parquet
 
-# Whether a line names columns; None where it may be a row.
-Header = Callable[[Sequence[str]], bool | None]
+# Whether a line names columns, of whether each of its cells is a number; None where it may be a row.
+Guess = Callable[[Sequence[bool]], bool | None]
+_Rows = Iterator[tuple[int, list]]  # the number of a line, and its cells
 _NAMED = (".jsonl", ".parquet")  # kinds that name the cells of every row
 KINDS = (*files.SEPARATORS, *_NAMED)
 _ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
@@ -38,9 +40,9 @@ class Table(NamedTuple):
         return f"{self.where(row)}, column {self.names[column]!r}"
 
 
-def unless_numbers(line: Sequence[str]) -> bool | None:
+def unless_numbers(numbers: Sequence[bool]) -> bool | None:
     """A line names columns unless it holds numbers alone, which may be names or a row."""
-    return None if all(files.number(cell) is not None for cell in line) else True
+    return None if all(numbers) else True
 
 
 def read(
@@ -49,7 +51,7 @@ def read(
     *,
     header: bool | None = None,
     separator: str | None = None,
-    guess: Header = unless_numbers,
+    guess: Guess = unless_numbers,
     texts: bool = False,
 ) -> Table:
     """The columns of these names.
@@ -60,7 +62,8 @@ def read(
       names: The names of the columns, or their numbers from 1 if there is no header. With `texts`, None is
         the first column of a text file that is called text, content, body or article. The choice depends on
         no row, since a document must not decide what is read of others.
-      header: Whether the first line of a text file names the columns; None for what `guess` says of it.
+      header: Whether the first line of a text file names the columns; None for what `guess` says of it, but
+        a line that counts from 0 or 1, as pandas and R name columns without names, may be a row.
       separator: The separator of cells, such as ";" or "::"; None is a comma, or a tab in a .tsv or .tab
         file. If it is given, a text file may have any name.
       guess: Whether a first line names the columns.
@@ -82,33 +85,68 @@ def read(
             f"{path}: give a table whose name ends in {', '.join(KINDS)} (text may have .gz after that), or "
             f"{or_else}"
         )
-    if kind not in _NAMED:
-        found, columns, where = _text(
-            path, names, header, separator or files.SEPARATORS[kind], guess, texts
-        )
-    elif (header, separator) != (None, None):
+    if kind in _NAMED and (header, separator) != (None, None):
         raise ValueError(
             f"{path}: {kind[1:]} names its columns: leave out config.data.header and config.data.separator"
         )
-    elif None in names:
+    if kind in _NAMED and None in names:
         raise _no_column(path)
+    found: Any = list(names)
+    if kind == ".parquet":
+        columns, lines = parquet.read_columns(path, found), None
     else:
-        found = [name for name in names if name is not None]
-        columns, where = _objects(path, found) if kind == ".jsonl" else _parquet(path, found)
-    if not len(columns[0]):
-        raise ValueError(f"{path}: the table holds no row: check --config.data.path")
-    return Table(found, columns, lambda row: f"{path}: {where(row)}")
+        if kind == ".jsonl":
+            rows = _objects(path, found)
+        else:
+            known, named, rows = text_rows(path, header, separator, guess, texts)
+            found = [_of_texts(path, known) if name is None else name for name in names]
+            places = [_place(path, name, known, named, not texts) for name in found]
+            rows = _chosen(path, rows, found, places)
+        rows = list(rows)
+        lines = [line for line, _ in rows]
+        columns = [*zip(*(cells for _, cells in rows), strict=True)]
+    if not columns or not len(columns[0]):
+        raise _no_row(path)
+
+    def where(row: int) -> str:
+        return f"{path}: row {row + 1}" if lines is None else f"{path}: line {lines[row]}"
+
+    return Table(found, columns, where)
 
 
-_Read = tuple[list, Callable[[int], str]]  # columns, and a function that names the line of a row
+def text_rows(
+    path: Path, header: bool | None, separator: str | None, guess: Guess, texts: bool = False
+) -> tuple[list[str], bool, _Rows]:
+    """The first line of a text file, whether it names columns, and the rows, with it if it does not.
+
+    Raises:
+      ValueError: as `read` does; also if nothing says whether the first line is a row.
+    """
+    kind = files.kind(path)
+    content = files.read_text(path, "utf-8-sig")
+    rows = files.table_rows(path, content, separator or files.SEPARATORS[kind])
+    if texts and kind == ".tab":
+        rows = _of_orange(path, rows)
+    if (first := next(rows, None)) is None:
+        raise _no_row(path)
+    known = [cell.strip() for cell in first[1]]
+    named = True if texts else header
+    counting = [[str(n + least) for n in range(len(known))] for least in (0, 1)]
+    if named is None and known not in counting:
+        named = guess([files.number(cell) is not None for cell in known])
+    if named is None:
+        raise ValueError(
+            f"{path}: the first line, {', '.join(known)[:40]}, can be the names of columns or a row: say "
+            "which by --config.data.header=True or False"
+        )
+    return known, named, rows if named else itertools.chain([first], rows)
 
 
-def _parquet(path: Path, names: Sequence[str]) -> _Read:
-    return parquet.read_columns(path, names), lambda row: f"row {row + 1}"
+def _no_row(path: Path) -> ValueError:
+    return ValueError(f"{path}: the table holds no row: check --config.data.path")
 
 
-def _objects(path: Path, names: Sequence[str]) -> _Read:
-    columns, lines = [[] for _ in names], []
+def _objects(path: Path, names: Sequence[str]) -> _Rows:
     for line, text in enumerate(files.read_text(path, "utf-8-sig").split("\n"), start=1):
         if not text.strip():
             continue
@@ -118,50 +156,25 @@ def _objects(path: Path, names: Sequence[str]) -> _Read:
             raise ValueError(
                 f"{path}: line {line} is no JSON object: write one object a line"
             ) from None
-        for name, column in zip(names, columns, strict=True):
-            if name not in row:
-                raise ValueError(
-                    f"{path}: line {line} has no column {name!r}: it has {', '.join(row)}"
-                )
-            column.append(row[name])
-        lines.append(line)
-    return columns, lambda row: f"line {lines[row]}"
+        if missing := [name for name in names if name not in row]:
+            raise ValueError(
+                f"{path}: line {line} has no column {missing[0]!r}: it has {', '.join(row)}"
+            )
+        yield line, [row[name] for name in names]
 
 
-def _text(
-    path: Path,
-    names: Sequence[str | None],
-    header: bool | None,
-    separator: str,
-    guess: Header,
-    texts: bool,
-) -> tuple[list[str], list, Callable[[int], str]]:
-    rows = files.table_rows(path, files.read_text(path, "utf-8-sig"), separator)
-    if texts and files.kind(path) == ".tab":
-        rows = _of_orange(path, rows)
-    found, places, columns, lines = [], None, [[] for _ in names], []
+def _chosen(path: Path, rows: _Rows, names: Sequence[str], places: Sequence[int]) -> _Rows:
     for line, row in rows:
-        if places is None:
-            named = texts or files.has_header(path, row, header, guess(row))
-            known = [cell.strip() for cell in row]
-            found = [_of_texts(path, known) if name is None else name for name in names]
-            places = [_place(path, name, known, named, not texts) for name in found]
-            if named:
-                continue
-        for name, column, place in zip(found, columns, places, strict=True):
-            if place >= len(row):
-                raise ValueError(
-                    f"{path}: line {line} has {len(row)} cells and column {name!r} is number {place + 1}: "
-                    "complete the line, or quote cells that hold the separator"
-                )
-            column.append(row[place])
-        lines.append(line)
-    return found, columns, lambda row: f"line {lines[row]}"
+        if (last := max(places)) >= len(row):
+            name = names[places.index(last)]
+            raise ValueError(
+                f"{path}: line {line} has {len(row)} cells and column {name!r} is number {last + 1}: "
+                "complete the line, or quote cells that hold the separator"
+            )
+        yield line, [row[place] for place in places]
 
 
-def _of_orange(
-    path: Path, rows: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, list[str]]]:
+def _of_orange(path: Path, rows: _Rows) -> _Rows:
     """The rows of a table of Orange without the lines that hold types and roles."""
     for number, (line, row) in enumerate(rows):
         if number == 1 and not {cell.strip() for cell in row} <= _ORANGE_TYPES:
@@ -193,13 +206,8 @@ def _place(path: Path, name: str, known: Sequence[str], named: bool, settable: b
     """The index of a column, in a table whose first line holds `known`."""
     other = files.other_separator(known, option=settable)
     if named:
-        if name not in known:
-            numbers = ", or use --config.data.header=False and numbers from 1" if settable else ""
-            raise ValueError(
-                f"{path}: has no column {name!r}: it has {', '.join(known):.200}{numbers}{other}"
-            )
-        files.check_once(path, [name], known)
-        return known.index(name)
+        numbers = ", or use --config.data.header=False and numbers from 1" if settable else ""
+        return files.index_of(path, name, known, numbers + other)
     if not (name.isdecimal() and 1 <= int(name) <= len(known)):
         raise ValueError(
             f"{path}: has no header, so column {name!r} must be a number from 1 to {len(known)}{other}"

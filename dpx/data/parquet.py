@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data.files import check_once
+from dpx.data.files import index_of
 
 
 def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray | list]:
@@ -36,12 +36,9 @@ def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray | list]:
         raise ValueError(
             f"{path}: not a parquet file that can be read ({type(error).__name__}): write it again"
         ) from None
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{path}: has no column {name!r}: it has {', '.join(known)}")
-    check_once(path, names, known)
     columns = []
     for name in names:
+        index_of(path, name, known)
         column = table[name]
         if types.is_nested(column.type):
             raise ValueError(

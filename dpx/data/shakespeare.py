@@ -16,8 +16,10 @@ ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 VOCAB_SIZE = len(ALPHABET)
 START = 0  # the token that stands for the text before a window
 
-_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+_PUBLISHED = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+)
 
 
 def load_shakespeare(path: str | Path | None = None) -> str:
@@ -30,7 +32,7 @@ def load_shakespeare(path: str | Path | None = None) -> str:
       FileNotFoundError: if there is no such file.
       ValueError: for an empty file.
     """
-    path = files.download(_URL, _SHA256) if path is None else files.existing(path)
+    path = files.published(path, *_PUBLISHED)
     text = files.read_text(path)
     if not text:
         raise ValueError(f"{path} is empty")

@@ -5,7 +5,6 @@ number of names; a name more in the file itself could move others between the tw
 """
 
 import string
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -29,20 +28,19 @@ def load_surnames(path: str | Path | None = None) -> list[str]:
       FileNotFoundError: if there is no such file.
       ValueError: for a name that is not 1 to 13 letters a–z, with its line number.
     """
-    source = Path(str(resources.files("names") / "dist.all.last"))
-    source = source if path is None else files.existing(path)
+    path = files.in_wheel("names", "dist.all.last") if path is None else files.existing(path)
 
-    def parse(line):
-        name = line.split()[0].lower()
-        if len(name) > MAX_LETTERS or not set(name) <= set(ALPHABET):
-            raise ValueError(name)
-        return name
+    def parse(line: str) -> str:
+        return _checked(line.split()[0].lower())
 
-    lines = files.read_text(source).split("\n")
-    names = list(files.parse_lines(source, lines, parse, "a name of 1 to 13 letters"))
-    if not names:
-        raise ValueError(f"{source} holds no names")
-    return names
+    expected = "a name of 1 to 13 letters"
+    return files.parse_lines(path, files.read_text(path), parse, expected, "names")
+
+
+def _checked(name: str) -> str:
+    if len(name) > MAX_LETTERS or not set(name) <= set(ALPHABET):
+        raise ValueError(f"name {name!r} must be at most {MAX_LETTERS} letters a–z")
+    return name
 
 
 def encode(names: list[str]) -> Texts:
@@ -53,9 +51,7 @@ def encode(names: list[str]) -> Texts:
     """
     tokens = np.full((len(names), MAX_LETTERS + 1), END, np.int32)
     for row, name in enumerate(names):
-        if len(name) > MAX_LETTERS or not set(name) <= set(ALPHABET):
-            raise ValueError(f"name {name!r} must be at most {MAX_LETTERS} letters a–z")
-        tokens[row, : len(name)] = [ALPHABET.index(letter) for letter in name]
+        tokens[row, : len(name)] = [ALPHABET.index(letter) for letter in _checked(name)]
     return Texts(tokens, END)
 
 

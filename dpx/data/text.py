@@ -155,20 +155,24 @@ def _documents(path: Path, column: str | None, user: str | None, label: str | No
             if files.kind(file) == ".txt":
                 yield from _documents(file, column, user, label)
         return
+    path = files.existing(path)
     if files.kind(path) == ".txt":
         if (column, user, label) != (None, None, None):
             raise ValueError(
                 f"{path}: a .txt file has no columns: leave out those of config.data, such as "
                 "config.data.column and config.data.user"
             )
-        yield Text(str(path), files.read_text(files.existing(path), "utf-8-sig"))
+        yield Text(str(path), files.read_text(path, "utf-8-sig"))
         return
     named = [name for name in (user, label) if name is not None]
     table = columns.read(path, [column, *named], texts=True)
     for row, (cell, *others) in enumerate(zip(*table.columns, strict=True)):
         written = _text(cell, table.place(row, 0))
         if written.strip():
-            ids = [_identifier(x, table.place(row, place)) for place, x in enumerate(others, 1)]
+            ids = [
+                cells.at(cells.identifier, x, row, lambda row, n=n: table.place(row, n))
+                for n, x in enumerate(others, 1)
+            ]
             whose, of = None if user is None else ids[0], None if label is None else ids[-1]
             yield Text(table.where(row), written, whose, of)
 
@@ -180,13 +184,6 @@ def _text(cell: Any, place: str) -> str:
         raise ValueError(f"{place} holds {cell!r:.60}: write it as text, in quotes")
     _check_whole(cell, place)
     return cell
-
-
-def _identifier(cell: Any, place: str) -> cells.Identifier:
-    try:
-        return cells.identifier(cell)
-    except ValueError as error:
-        raise ValueError(f"{place} {error}") from None
 
 
 def _check_whole(text: str, place: str) -> None:

@@ -24,8 +24,7 @@ class GramAttention(nnx.Module):
 
     Attributes:
       matrix: B, (n, n), in a `Release` variable (`nnx.state(model, Release)`).
-      kernel: f, "exp" or "cosh".
-      temperature: The number that B is divided by.
+      kernel, temperature: As they were given.
     """
 
     def __init__(

@@ -107,8 +107,10 @@ def chosen(model: Layers, target_modules: str | Sequence[str]) -> tuple[str, ...
     targets = [target_modules] if isinstance(target_modules, str) else list(target_modules)
     if ALL in targets:
         return tuple(known)
+    # A target is a module, or its last parts.
     matches = {
-        target: [name for name, m in known.items() if _ends(m, target)] for target in targets
+        target: [name for name, module in known.items() if f".{module}".endswith(f".{target}")]
+        for target in targets
     }
     unknown = [target for target, names in matches.items() if not names]
     if unknown or not targets:
@@ -118,8 +120,3 @@ def chosen(model: Layers, target_modules: str | Sequence[str]) -> tuple[str, ...
         )
     names = {name for names in matches.values() for name in names}
     return tuple(name for name in known if name in names)
-
-
-def _ends(module: str, target: str) -> bool:
-    """Whether a module is the target, or its name ends with that of the target."""
-    return module == target or module.endswith(f".{target}")

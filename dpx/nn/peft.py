@@ -5,7 +5,6 @@ It needs the extra `lm`: pip install -e ".[lm]".
 
 import json
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import jax
@@ -19,6 +18,7 @@ from dpx.nn.pretrained.families import FAMILIES
 from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.folder import open_safetensors, read_array, read_json
 from dpx.nn.pretrained.layers import Layers
+from dpx.nn.pretrained.loading import checked
 from dpx.nn.pretrained.packages import needed
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -58,15 +58,16 @@ def load(model: Layers, folder: str | Path) -> None:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} must hold {CONFIG}, and does not: check the path")
     rank, scale = _settings(folder)
-    factors, at = defaultdict(dict), model.settings.num_layers
     opened = open_safetensors(folder / WEIGHTS, needed("safetensors", "Adapters"))
+    count = model.settings.num_layers
     wanted = {
         f"{module.format(number)}.lora_{factor}.weight": (name, number, factor)
         for name, module in lora.modules(model).items()
-        for number in range(at)
+        for number in range(count)
         for factor in "AB"
     }
     prefix = FAMILIES[model.settings.family].prefix
+    factors, layers = {}, {"A": set(), "B": set()}
     for stored in sorted(opened.keys()):
         place = wanted.get(stored.removeprefix(_BEGIN).removeprefix(prefix))
         if place is None:
@@ -77,27 +78,17 @@ def load(model: Layers, folder: str | Path) -> None:
         name, number, factor = place
         inputs, outputs = model.layers[name].shape[1:]
         shape = (rank, inputs) if factor == "A" else (outputs, rank)
-        array = read_array(opened, stored, folder)
-        if array.shape != shape or not np.isfinite(array).all():
-            raise ValueError(
-                f"{folder / WEIGHTS} has {stored} of shape {array.shape}, which must be {shape} and finite: "
-                "load its own model"
-            )
-        factors[name, number][factor] = array.T.astype(np.float32)
-        at = min(at, number)
-    incomplete = [place for place, pair in factors.items() if len(pair) != 2]
-    if incomplete or not factors:
+        array = checked(read_array(opened, stored, folder), stored, folder / WEIGHTS, shape)
+        # A layer without an adapter has zeros for both factors.
+        zeros = {"A": np.zeros((count, inputs, rank)), "B": np.zeros((count, rank, outputs))}
+        factors.setdefault(name, zeros)[factor][number] = array.T
+        layers[factor].add((number, name))
+    if layers["A"] != layers["B"] or not factors:
         raise ValueError(f"{folder / WEIGHTS} must hold both factors of adapters: fetch it again")
-    model.adapter_scale = scale
-    for name in dict.fromkeys(name for name, _ in factors):
-        inputs, outputs = model.layers[name].shape[1:]
-        # A layer without an adapter gets zeros for both factors.
-        none = {"A": np.zeros((inputs, rank), "f4"), "B": np.zeros((rank, outputs), "f4")}
-        pairs = [factors.get((name, i), none) for i in range(at, model.settings.num_layers)]
-        model.adapters[name] = nnx.Dict(
-            first=nnx.LoRAParam(jnp.stack([pair["A"] for pair in pairs])),
-            second=nnx.LoRAParam(jnp.stack([pair["B"] for pair in pairs])),
-        )
+    model.adapter_scale, (first, _) = scale, min(layers["A"])
+    for name, pair in factors.items():
+        one, two = (nnx.LoRAParam(jnp.asarray(pair[x][first:], jnp.float32)) for x in "AB")
+        model.adapters[name] = nnx.Dict(first=one, second=two)
 
 
 def _settings(folder: Path) -> tuple[int, float]:

@@ -10,22 +10,13 @@ from dpx.nn import embedding
 _GATES = {"gru": 3, "lstm": 4}
 
 
-class Recurrent(nnx.Module):
+class Recurrent(embedding.NextToken):
     """A stack of GRUs (Cho et al., arXiv 1406.1078) or LSTMs (Hochreiter & Schmidhuber 1997) with residuals.
 
-    All state is in parameters, as in `dpx.nn.transformer.Transformer`. The products with the inputs are
-    computed for all positions at once, before the scan.
+    The products with the inputs are computed for all positions at once, before the scan.
 
-    Attributes (constructor arguments):
-      vocab_size: M, the number of tokens or items.
-      max_length: L, the length of the longest input.
+    Attributes (constructor arguments), beside those of `NextToken`:
       cell: "gru" or "lstm".
-      dim: d, the width of the embedding and of every state.
-      num_blocks: The number of layers.
-      dropout: The rate after the embedding and after each layer.
-      tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
-      embed_std: The standard deviation of the initial embedding.
-      rngs: Random keys for the initial parameters.
     """
 
     def __init__(
@@ -43,19 +34,9 @@ class Recurrent(nnx.Module):
     ):
         if cell not in _GATES:
             raise ValueError(f"cell={cell!r} must be one of {sorted(_GATES)}")
-        settings = {"vocab_size": vocab_size, "max_length": max_length, "dim": dim}
-        for name, value in (settings | {"num_blocks": num_blocks}).items():
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} must be in [0, 1)")
-        self.max_length = max_length
-        self.dropout = dropout
-        self.embed = embedding.Embed(vocab_size, dim, embed_std, rngs)
+        self._begin(vocab_size, max_length, dim, num_blocks, dropout, embed_std, rngs)
         self.layers = nnx.List([_Layer(cell, dim, rngs) for _ in range(num_blocks)])
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.output_bias = nnx.Param(jnp.zeros(vocab_size))
-        self.head = None if tied else nnx.Linear(dim, vocab_size, use_bias=False, rngs=rngs)
+        self._end(tied, rngs)
 
     def __call__(
         self,
@@ -79,24 +60,13 @@ class Recurrent(nnx.Module):
         Raises:
           ValueError: for too many tokens or none, or outside `jit` tokens that are not in the vocabulary.
         """
-        length = tokens.shape[-1]
-        if length > self.max_length:
-            raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
-        embedding.check_tokens(tokens, self.embed.num_embeddings, mask)
-        mask = (
-            jnp.ones(tokens.shape, bool) if mask is None else jnp.broadcast_to(mask, tokens.shape)
-        )
-        rate = self.dropout if dropout_key is not None else 0.0
-        dropout = nnx.Dropout(rate, deterministic=rate == 0)
-        keys = [None] * (len(self.layers) + 1)
-        if dropout_key is not None:
-            keys = list(jax.random.split(dropout_key, len(keys)))
-        x = dropout(self.embed(tokens), rngs=keys[0])
+        keys = embedding.split_or_none(dropout_key, len(self.layers) + 1)
+        x = embedding.dropped(self._embedded(tokens, mask), self.dropout, keys[0])
+        mask = jnp.ones((), bool) if mask is None else mask
+        mask = jnp.broadcast_to(mask, tokens.shape)
         for layer, key in zip(self.layers, keys[1:], strict=True):
-            x = x + dropout(layer(x, mask), rngs=key)
-        x = self.norm(x[..., -1:, :] if last_only else x)
-        logits = self.embed.attend(x) if self.head is None else self.head(x)
-        return embedding.biased(logits, self.output_bias[...])
+            x = x + embedding.dropped(layer(x, mask), self.dropout, key)
+        return self._logits(x[..., -1:, :] if last_only else x)
 
 
 class _Layer(nnx.Module):

@@ -16,26 +16,16 @@ from dpx.reattention import Moments, ParameterNoise
 Attention = Callable[..., Any]
 
 
-class Transformer(nnx.Module):
+class Transformer(embedding.NextToken):
     """A decoder-only transformer with learned positions, whose embedding may be the output head.
 
-    All state is in parameters: after `graphdef, params = nnx.split(model)` it is a plain function of params.
-
-    Attributes (constructor arguments):
-      vocab_size: M, the number of tokens or items.
-      max_length: L, the length of the longest input.
-      dim: d, the width of the residual stream.
+    Attributes (constructor arguments), beside those of `NextToken`:
       num_heads: The number of heads, which divides `dim`.
       num_blocks: The number of blocks of attention and MLP.
       mlp_dim: The hidden width of the MLP, by default 4d.
-      dropout: The rate after the embedding and after each residual branch.
-      tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
-      embed_std: The standard deviation of the initial embedding. If it is small, the first logits of a tied
-        model are close to its output bias.
       attention: A function (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention. Calls with
         `noise_std` pass (q, k, v, key_variance, *, mask), where v and the result are Moments; the default is
         then `dpx.reattention.attend`.
-      rngs: Random keys for the initial parameters.
     """
 
     def __init__(
@@ -53,20 +43,10 @@ class Transformer(nnx.Module):
         attention: Attention | None = None,
         rngs: nnx.Rngs,
     ):
-        for name, value in (("vocab_size", vocab_size), ("max_length", max_length), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if num_blocks < 1 or num_heads < 1 or dim % num_heads:
-            raise ValueError(
-                f"num_blocks={num_blocks} and num_heads={num_heads} must be at least 1, and heads "
-                f"must divide dim={dim}"
-            )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        self._begin(vocab_size, max_length, dim, num_blocks, dropout, embed_std, rngs)
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"num_heads={num_heads} must be at least 1 and divide dim={dim}")
         init = nnx.initializers.normal(0.02)
-        self.max_length = max_length
-        self.dropout = dropout
-        self.embed = embedding.Embed(vocab_size, dim, embed_std, rngs)
         self.positions = nnx.Param(init(rngs.params(), (max_length, dim)))
         self.blocks = nnx.List(
             [
@@ -74,9 +54,7 @@ class Transformer(nnx.Module):
                 for _ in range(num_blocks)
             ]
         )
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.output_bias = nnx.Param(jnp.zeros(vocab_size))
-        self.head = None if tied else nnx.Linear(dim, vocab_size, use_bias=False, rngs=rngs)
+        self._end(tied, rngs)
 
     def __call__(
         self,
@@ -112,12 +90,9 @@ class Transformer(nnx.Module):
             tokens that are not in the vocabulary.
         """
         length = tokens.shape[-1]
-        if length > self.max_length:
-            raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
-        embedding.check_tokens(tokens, self.embed.num_embeddings, mask)
-        keys = _split_or_none(dropout_key, len(self.blocks) + 1)
-        x = self.embed(tokens) + self.positions[...][:length]
-        x = _dropout(x, self.dropout, keys[0])
+        keys = embedding.split_or_none(dropout_key, len(self.blocks) + 1)
+        x = self._embedded(tokens, mask) + self.positions[...][:length]
+        x = embedding.dropped(x, self.dropout, keys[0])
         noise = None
         if noise_std is not None:
             if jnp.shape(noise_std.embedding) != (vocab_size := self.embed.num_embeddings,):
@@ -133,9 +108,7 @@ class Transformer(nnx.Module):
         last = len(self.blocks) - 1
         for index, (block, key) in enumerate(zip(self.blocks, keys[1:], strict=True)):
             x, noise = block(x, noise, attend, index == last, last_only and index == last, key)
-        x = self.norm(x)
-        logits = self.embed.attend(x) if self.head is None else self.head(x)
-        return embedding.biased(logits, self.output_bias[...])
+        return self._logits(x)
 
 
 class _Block(nnx.Module):
@@ -155,7 +128,7 @@ class _Block(nnx.Module):
         self.down = nnx.Linear(mlp_dim, dim, rngs=rngs)
 
     def __call__(self, x, noise, attend, is_last, last_only, dropout_key):
-        keys = _split_or_none(dropout_key, 2)
+        keys = embedding.split_or_none(dropout_key, 2)
         normed = self.norm1(x)
         asking = normed[..., -1:, :] if last_only else normed
         q, k, v = self.query(asking), self.key(normed), self.value(normed)
@@ -184,7 +157,7 @@ class _Block(nnx.Module):
         if noise is not None and not is_last:
             branch = noise.dense(self.out, mixed, mixed_variance.mean(-3))
             noise = noise.plus(branch, 0.0 if keys[0] is None else self.dropout)
-        x = x + _dropout(self.out(mixed), self.dropout, keys[0])
+        x = x + embedding.dropped(self.out(mixed), self.dropout, keys[0])
         normed = self.norm2(x)
         hidden = self.up(normed)
         activated = jax.nn.gelu(hidden, approximate=False)
@@ -192,19 +165,11 @@ class _Block(nnx.Module):
             variance = noise.dense(self.up, normed, noise.normed(self.norm2, x))
             branch = noise.dense(self.down, activated, noise.gelu(hidden, variance))
             noise = noise.plus(branch, 0.0 if keys[1] is None else self.dropout)
-        return x + _dropout(self.down(activated), self.dropout, keys[1]), noise
+        return x + embedding.dropped(self.down(activated), self.dropout, keys[1]), noise
 
     def _split(self, x):
         """(..., L, d) to (..., heads, L, d / heads)."""
         return jnp.moveaxis(x.reshape(*x.shape[:-1], self.num_heads, -1), -2, -3)
-
-
-def _split_or_none(key, count):
-    return [None] * count if key is None else list(jax.random.split(key, count))
-
-
-def _dropout(x, rate, key):
-    return x if key is None else nnx.Dropout(rate, deterministic=False)(x, rngs=key)
 
 
 def generate(

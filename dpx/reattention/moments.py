@@ -43,12 +43,12 @@ def dense(
     if kernel.mean.ndim != 2 or kernel.mean.shape[0] != inputs:
         raise ValueError(f"kernel {kernel.mean.shape} does not fit x {x.mean.shape}: use (in, out)")
     squared = jnp.square(kernel.mean) + kernel.var
-    elementwise = jnp.ndim(x.var) and x.var.shape[-1] == inputs
+    elementwise = x.var.shape[-1] == inputs
     var = _product(x.var, squared) if elementwise else x.var * squared.sum(0)
-    if jnp.ndim(kernel.var):
+    if kernel.var.size > 1:
         var = var + jnp.square(x.mean) @ jnp.broadcast_to(kernel.var, kernel.mean.shape)
     else:
-        var = var + kernel.var * jnp.square(x.mean).sum(-1, keepdims=True)
+        var = var + kernel.var.ravel() * jnp.square(x.mean).sum(-1, keepdims=True)
     product = Moments(x.mean @ kernel.mean, var)
     return product if bias is None else add(product, _fitting(bias, "bias", product.mean.shape))
 
@@ -59,7 +59,8 @@ def add(x: Moments, y: Moments | jax.Array) -> Moments:
     Raises:
       ValueError: for shapes that do not broadcast or a negative variance.
     """
-    x, y = _pair(x, y)
+    x = _checked(x, "x")
+    y = _fitting(y, "y", x.mean.shape, grows=True)
     return Moments(x.mean + y.mean, x.var + y.var)
 
 
@@ -75,7 +76,8 @@ def maximum(x: Moments, y: Moments | jax.Array) -> Moments:
     Raises:
       ValueError: for shapes that do not broadcast or a negative variance.
     """
-    x, y = _pair(x, y)
+    x = _checked(x, "x")
+    y = _fitting(y, "y", x.mean.shape, grows=True)
     dtypes = jnp.result_type(x.mean, y.mean, 0.0), jnp.result_type(x.var, y.var, 0.0)
     x, y = _wide(x), _wide(y)
     total = x.var + y.var
@@ -175,11 +177,11 @@ def layer_norm(
         raise ValueError("x is a scalar: pass (..., d)")
     scale, bias = (_fitting(*named, x.mean.shape) for named in ((scale, "scale"), (bias, "bias")))
     width = x.mean.shape[-1]
-    average = jnp.mean(x.var, -1, keepdims=True) if jnp.ndim(x.var) else x.var
+    average = jnp.mean(x.var, -1, keepdims=True)
     centred = x.mean - x.mean.mean(-1, keepdims=True)
     divisor = jnp.square(centred).mean(-1, keepdims=True) + average * (1 - 1 / width) + epsilon
     y = centred / jnp.sqrt(divisor)
-    if jnp.ndim(x.var) and x.var.shape[-1] == width > 1:
+    if x.var.shape[-1] == width > 1:
         tilt, bend = (x.var * y).mean(-1, keepdims=True), (x.var * y**2).mean(-1, keepdims=True)
     else:
         tilt, bend = 0.0, x.var * jnp.square(y).mean(-1, keepdims=True)
@@ -192,8 +194,8 @@ def layer_norm(
 def rows(table: Moments, indices: jax.Array) -> Moments:
     """Rows of an embedding table (M, d), whose variance is (M, d), (M, 1) or scalar."""
     table = _checked(table, "table")
-    var = table.var[indices] if jnp.ndim(table.var) else table.var
-    return Moments(table.mean[indices], var)
+    each = jnp.broadcast_to(table.var, (len(table.mean), table.var.shape[-1]))
+    return Moments(table.mean[indices], each[indices])
 
 
 def attention(weights: jax.Array, v: Moments) -> Moments:
@@ -207,7 +209,7 @@ def attention(weights: jax.Array, v: Moments) -> Moments:
         raise ValueError(
             f"v {v.mean.shape} does not fit weights {weights.shape}: pass (..., Lq, Lk) and (..., Lk, Dv)"
         )
-    if jnp.ndim(v.var) and v.var.shape[-1] == v.mean.shape[-1] > 1:
+    if v.var.shape[-1] == v.mean.shape[-1] > 1:
         return Moments(weights @ v.mean, jnp.square(weights) @ v.var)
     shared = jnp.broadcast_to(v.var, (*v.mean.shape[:-1], 1))
     # Written as a sum: many backends have no fast path for a product with a single column.
@@ -223,32 +225,26 @@ def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _checked(x: Moments | jax.Array, name: str) -> Moments:
     """The argument as Moments, where an array has variance 0; concrete variances are checked."""
     if not isinstance(x, Moments):
-        return Moments(jnp.asarray(x), jnp.zeros(()))
+        x = Moments(x, jnp.zeros(()))
     mean, var = jnp.asarray(x.mean), jnp.asarray(x.var)
+    var = var[None] if mean.ndim > var.ndim == 0 else var
     if jnp.broadcast_shapes(mean.shape, var.shape) != mean.shape:
         raise ValueError(f"{name}: variance {var.shape} does not broadcast to mean {mean.shape}")
     check_sign(var, name)
     return Moments(mean, var)
 
 
-def _pair(x, y) -> tuple[Moments, Moments]:
-    """Both arguments as Moments; raises ValueError unless their shapes broadcast."""
-    x, y = _checked(x, "x"), _checked(y, "y")
-    try:
-        jnp.broadcast_shapes(x.mean.shape, y.mean.shape)
-    except ValueError:
-        raise ValueError(f"y {y.mean.shape} does not fit x {x.mean.shape}") from None
-    return x, y
-
-
-def _fitting(y, name: str, shape: tuple[int, ...]) -> Moments:
-    """The argument as Moments; raises ValueError unless it broadcasts to `shape`."""
+def _fitting(
+    y: Moments | jax.Array, name: str, shape: tuple[int, ...], *, grows: bool = False
+) -> Moments:
+    """The argument as Moments, which broadcasts to `shape`, or with it if that `grows`, or ValueError."""
     y = _checked(y, name)
-    if y.mean.ndim > len(shape) or any(
-        size not in (1, wanted)
-        for size, wanted in zip(y.mean.shape[::-1], shape[::-1], strict=False)
-    ):
-        raise ValueError(f"{name} {y.mean.shape} does not fit {shape}: pass ({shape[-1]},)")
+    try:
+        joint = jnp.broadcast_shapes(y.mean.shape, shape)
+    except ValueError:
+        joint = None
+    if joint is None or (joint != shape and not grows):
+        raise ValueError(f"{name} {y.mean.shape} does not fit {shape}: pass {shape[-1:]}")
     return y
 
 

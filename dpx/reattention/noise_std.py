@@ -52,14 +52,9 @@ def effective_noise_std(
       ValueError: for an argument out of range.
     """
     noise_multiplier = _validate.check_positive(noise_multiplier, "noise_multiplier", zero=True)
-    batch_size, l2_clip_norm, floor = (
-        _validate.check_positive(value, name)
-        for name, value in (
-            ("batch_size", batch_size),
-            ("l2_clip_norm", l2_clip_norm),
-            ("floor", floor),
-        )
-    )
+    batch_size = _validate.check_positive(batch_size, "batch_size")
+    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    floor = _validate.check_positive(floor, "floor")
     p = np.asarray(1.0 if token_probability is None else token_probability, np.float64)
     if not ((p >= 0) & (p <= 1)).all():
         wrong = p[~((p >= 0) & (p <= 1))].flat[0]

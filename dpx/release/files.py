@@ -108,5 +108,5 @@ def read_histories(
         raise ValueError(
             f"{of(1)[2](row)} holds {labels[-1]!r}: items must be numbers in [0, {num_items})"
         )
-    clock = () if time is None else cells.times(*of(2))
+    clock = np.zeros(len(users)) if time is None else cells.times(*of(2))
     return Histories(by_user(users, labels.astype(np.int64)[codes], clock), num_items)

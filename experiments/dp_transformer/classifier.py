@@ -123,7 +123,7 @@ def _encoder(config, *, frozen: bool) -> tuple[Any, Encoder]:
     options = {"dtype": config.model.dtype, "frozen": frozen, "unroll": config.model.unroll}
     if config.model.kind == "scratch":
         shape = {name: config.model[name] for name in ("dim", "num_layers", "num_heads")}
-        settings = EncoderSettings(Bytes.vocab_size, config.data.length, **shape)
+        settings = EncoderSettings(Bytes.vocab_size, context_length=config.data.length, **shape)
         return _Bytes(), Encoder(settings, **options, rngs=nnx.Rngs(config.seed))
     found = pretrained.open_checkpoint(_path(config))
     settings = found.settings

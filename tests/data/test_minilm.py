@@ -52,7 +52,7 @@ def test_another_archive_is_refused(tmp_path):
     path = tmp_path / "model.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")
-    with pytest.raises(ValueError, match=r"model\.zip must have the sha256 0872f5d7"):
+    with pytest.raises(ValueError, match=r"model\.zip: has sha256 .*, not 0872f5d7"):
         minilm.minilm_folder(path, into=tmp_path / "models")
     assert not (tmp_path / "models").exists()
     with pytest.raises(FileNotFoundError, match="no such file"):

@@ -349,7 +349,7 @@ def test_own_files_that_do_not_fit_are_named(tmp_path):
         with pytest.raises(ValueError, match=message):
             table.validate(own_config(tmp_path / "x.npz", **changes))
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
-    with pytest.raises(ValueError, match=r"x\.npy: has no column '3': use 1, 2"):
+    with pytest.raises(ValueError, match=r"x\.npy: has no column '3': it has 1, 2"):
         table.validate(own_config(tmp_path / "x.npy"))
 
 

@@ -2754,8 +2754,8 @@ FAULTS = (
     Fault(
         "a value that equals a user's number is that user",
         "dpx/data/cells.py",
-        "seen = known.get(cell) if type(cell) in (int, str) else None",
-        "seen = known.get(cell)",
+        "if type(cell) not in (int, str):",
+        "if isinstance(cell, list):",
         "tests/data/test_data.py::test_what_equals_a_number_is_none",
     ),
     Fault(
@@ -2774,16 +2774,16 @@ FAULTS = (
     ),
     Fault(
         "products of Amazon are protected in place of people",
-        "dpx/data/amazon.py",
+        "dpx/data/interactions.py",
         "if _PRODUCT.fullmatch(user.strip()) and _USER.fullmatch(item.strip()):",
         "if False:",
         "tests/data/test_data.py::test_amazon_of_another_year_is_refused_and_can_be_read",
     ),
     Fault(
         "a record is read by the header of another program",
-        "dpx/data/arrays.py",
-        "return None if files.counts(line) else None in map(files.number, line)",
-        "return None in map(files.number, line)",
+        "dpx/data/columns.py",
+        "    if named is None and known not in counting:",
+        "    if named is None:",
         "tests/data/test_arrays.py"
         "::test_a_first_line_that_counts_is_names_or_a_row_and_the_caller_says_which",
     ),
@@ -3308,18 +3308,10 @@ FAULTS = (
     Fault(
         "the first document decides which column is read",
         "dpx/data/columns.py",
-        """    for line, row in rows:
-        if places is None:
-            named = texts or files.has_header(path, row, header, guess(row))
-            known = [cell.strip() for cell in row]
-            found = [_of_texts(path, known) if name is None else name for name in names]
+        """            found = [_of_texts(path, known) if name is None else name for name in names]
 """,
-        """    rows = list(rows)
-    for line, row in rows:
-        if places is None:
-            named = texts or files.has_header(path, row, header, guess(row))
-            known = [cell.strip() for cell in row]
-            longest = max(zip(rows[1][1], known), key=lambda pair: len(pair[0]))[1]
+        """            rows = list(rows)
+            longest = max(zip(rows[0][1], known), key=lambda pair: len(pair[0]))[1]
             found = [longest if name is None else name for name in names]
 """,
         "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
@@ -3327,13 +3319,14 @@ FAULTS = (
     Fault(
         "the first document decides how many lines are header",
         "dpx/data/columns.py",
-        """    if texts and files.kind(path) == ".tab":
+        """    if texts and kind == ".tab":
         rows = _of_orange(path, rows)
 """,
         """    rows = list(rows)
     typed = len(rows) > 1 and {cell.strip() for cell in rows[1][1]} <= _ORANGE_TYPES
-    if texts and (files.kind(path) == ".tab" or typed):
-        rows = _of_orange(path, iter(rows))
+    rows = iter(rows)
+    if texts and (kind == ".tab" or typed):
+        rows = _of_orange(path, rows)
 """,
         "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
     ),
@@ -3552,8 +3545,8 @@ FAULTS = (
     Fault(
         "all rows of a table choose what separates its cells",
         "dpx/data/columns.py",
-        "path, names, header, separator or files.SEPARATORS[kind], guess, texts",
-        'path, names, header, separator or max(",;|\\t", key=files.read_text(path).count), guess, texts',
+        "separator or files.SEPARATORS[kind]",
+        'separator or max(",;|\\t", key=content.count)',
         READERS.format("table, csv"),
     ),
     Fault(
@@ -3563,7 +3556,7 @@ FAULTS = (
         '            f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that '
         'encoding"\n        ) from None\n',
         '    except UnicodeDecodeError:\n        return path.read_text("latin-1")\n',
-        "tests/data/test_data.py::test_a_file_that_cannot_be_read_is_named",
+        "tests/data/test_tables.py::test_a_file_that_cannot_be_read_is_named",
     ),
     Fault(
         "histories are as wide as the longest user",

@@ -32,41 +32,35 @@ STRETCHED = {
 }  # fmt: skip
 ROBERTA = BERT | {"max_position_embeddings": 18, "pad_token_id": 1}
 KINDS = ["sliding_attention", "full_attention"]
-GEMMA = SHARED | {
-    "head_dim": 8,
-    "sliding_window": 3,
-    "layer_types": KINDS,
-    "query_pre_attn_scalar": 16,
-}
+GEMMA = SHARED | {"head_dim": 8, "sliding_window": 3, "layer_types": KINDS}
+GEMMA |= {"query_pre_attn_scalar": 16}
 LABELS = {"num_labels": 3}
+WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+# The names of the class of a model and of its configuration in `transformers`, and its settings.
 MODELS = {
-    "bert": lambda: hf.BertModel(hf.BertConfig(**BERT)),
-    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**ROBERTA)),
-    "distilbert": lambda: hf.DistilBertModel(hf.DistilBertConfig(**DISTILBERT)),
-    "bert_classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(**BERT, **LABELS)),
-    "roberta_classifier": lambda: hf.RobertaForSequenceClassification(
-        hf.RobertaConfig(**ROBERTA, **LABELS)
+    "bert": ("BertModel", "Bert", BERT),
+    "roberta": ("RobertaModel", "Roberta", ROBERTA),
+    "distilbert": ("DistilBertModel", "DistilBert", DISTILBERT),
+    "bert_classifier": ("BertForSequenceClassification", "Bert", BERT | LABELS),
+    "roberta_classifier": ("RobertaForSequenceClassification", "Roberta", ROBERTA | LABELS),
+    "distilbert_classifier": ("DistilBertForSequenceClassification", "DistilBert", DISTILBERT),
+    "gpt2": ("GPT2LMHeadModel", "GPT2", GPT2),
+    "llama": ("LlamaForCausalLM", "Llama", SHARED),
+    "llama3_rope": (
+        "LlamaForCausalLM",
+        "Llama",
+        SHARED | {"tie_word_embeddings": True, "rope_parameters": STRETCHED},
     ),
-    "distilbert_classifier": lambda: hf.DistilBertForSequenceClassification(
-        hf.DistilBertConfig(**DISTILBERT)
+    "llama_biased": (
+        "LlamaForCausalLM",
+        "Llama",
+        SHARED | {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
     ),
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SHARED)),
-    "llama3_rope": lambda: hf.LlamaForCausalLM(
-        hf.LlamaConfig(**SHARED, tie_word_embeddings=True, rope_parameters=STRETCHED)
-    ),
-    "llama_biased": lambda: hf.LlamaForCausalLM(
-        hf.LlamaConfig(**SHARED, attention_bias=True, mlp_bias=True, hidden_act="gelu")
-    ),
-    "mistral": lambda: hf.MistralForCausalLM(
-        hf.MistralConfig(**SHARED, sliding_window=3, head_dim=8)
-    ),
-    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHARED, tie_word_embeddings=True)),
-    "qwen2_windows": lambda: hf.Qwen2ForCausalLM(
-        hf.Qwen2Config(**SHARED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
-    ),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHARED, head_dim=8)),
-    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA)),
+    "mistral": ("MistralForCausalLM", "Mistral", SHARED | {"sliding_window": 3, "head_dim": 8}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2", SHARED | {"tie_word_embeddings": True}),
+    "qwen2_windows": ("Qwen2ForCausalLM", "Qwen2", SHARED | WINDOW),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3", SHARED | {"head_dim": 8}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3Text", GEMMA),
 }
 ADAPTERS = {
     "llama_lora": ("llama", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
@@ -93,9 +87,9 @@ def reference(model, folder: Path) -> None:
 
 def main() -> None:
     """Writes all folders."""
-    for number, (name, build) in enumerate(MODELS.items()):
+    for number, (name, (kind, config, settings)) in enumerate(MODELS.items()):
         torch.manual_seed(number)
-        model = build()
+        model = getattr(hf, kind)(getattr(hf, f"{config}Config")(**settings))
         with torch.no_grad():
             for parameter in model.parameters():  # none is all ones or zeros, so that each counts
                 parameter.add_(0.1 * torch.randn_like(parameter))

@@ -20,11 +20,6 @@ from dpx.nn.pretrained import Encoder
 
 pytest.importorskip("safetensors")
 ALL = (*folders.ENCODERS, *folders.CLASSIFIERS, *folders.DECODERS)
-FAST = ("gpt2",)
-
-
-def slow_but(names, fast=FAST):
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def outputs(model, tokens, mask):
@@ -77,21 +72,6 @@ def test_states_of_several_layers_are_those_of_models_that_end_there():
         np.testing.assert_allclose(found[stop - 1], short(tokens, mask), atol=1e-5)
     with pytest.raises(ValueError, match=f"last={count + 1} must be from 1 to {count}"):
         model.states(tokens, last=count + 1)
-
-
-@pytest.mark.slow
-def test_gradients_through_states_are_clipped_exactly():
-    model = pretrained.load(folders.HERE / "bert", frozen=True)
-    lora.attach(model, target_modules="all-linear", rank=2)
-    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
-    rng = np.random.default_rng(0)
-    trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype("f4"), trained)
-
-    def loss(params, tokens, mask):
-        states = nnx.merge(graph, params, frozen).states(tokens, mask, last=2)
-        return sum(jnp.square(x[mask.argmax()]).sum() * (n + 1) for n, x in enumerate(states))
-
-    check_clipping(loss, trained, "bert")
 
 
 def stored_as(kind):
@@ -218,14 +198,17 @@ def test_a_stretched_model_sees_positions_nearer(tmp_path):
     np.testing.assert_allclose(far(spread, seen)[::2], near(tokens), atol=2e-5)
 
 
-def loss_of(graph, frozen=None):
+def loss_of(outputs):
+    """A loss of what `outputs` makes of parameters, tokens and mask."""
+
     def loss(params, tokens, mask):
-        model = nnx.merge(graph, params) if frozen is None else nnx.merge(graph, params, frozen)
-        out = model(tokens, mask)
-        if out.ndim == 2 and out.shape[-1] == 40:
+        out = outputs(params, tokens, mask)
+        if isinstance(out, list):
+            out = sum(x[mask.argmax()] * (n + 1) for n, x in enumerate(out))
+        elif out.ndim == 2 and out.shape[-1] == 40:
             each = optax.softmax_cross_entropy_with_integer_labels(out[:-1], tokens[1:])
             return jnp.where(mask[1:], each, 0).sum()
-        if out.ndim == 2:
+        elif out.ndim == 2:
             out = jnp.where(mask[:, None], out, 0).sum(0)
         return jax.nn.logsumexp(out) - out[0]
 
@@ -250,33 +233,47 @@ def check_clipping(loss, params, name):
     assert np.linalg.norm(mine - expected) < 2e-5 * np.linalg.norm(expected)
 
 
+FROZEN = {"frozen": True}
+TWO = {"target_modules": ("q_proj", "down_proj"), "rank": 2}
+LAST = {"rank": 2, "layers": 1, "rslora": True}
+# The folder of a model, how it is loaded, and its adapters, which alone are trained if there are any.
+CLIPPED = {name: (name, {}, None) for name in ALL} | {
+    "remat": ("llama", {"remat": True}, None),
+    "adapters": ("llama", {}, TWO),
+    "adapters, remat": ("llama", {"remat": True}, LAST),
+    "second factors of one layer": ("llama", {}, LAST | {"train_first": False}),
+    "adapters on constants, unrolled": ("llama", FROZEN | {"unroll": True}, TWO | {"shift": True}),
+    "adapters of Llama": ("llama", FROZEN, TWO | LAST),
+    "adapters of GPT-2": ("gpt2", FROZEN, LAST | {"target_modules": ("c_attn", "mlp.c_proj")}),
+    "adapters of Gemma": ("gemma3", FROZEN, LAST | {"target_modules": "all-linear"}),
+    "adapters of BERT": ("bert", FROZEN, LAST | {"target_modules": ("query", "attention.output.dense")}),
+    "adapters of DistilBERT": ("distilbert_classifier", FROZEN, LAST | {"target_modules": ("q_lin", "lin2")}),
+    "states of BERT": ("bert", FROZEN, {"target_modules": "all-linear", "rank": 2}),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(ALL))
-def test_clipped_gradients_are_those_of_each_example(name):
-    graph, params = nnx.split(pretrained.load(folders.HERE / name))
-    check_clipping(loss_of(graph), params, name)
+@pytest.mark.parametrize("case", CLIPPED)
+def test_clipped_gradients_are_those_of_each_example(case):
+    name, ways, adapters = CLIPPED[case]
+    model = pretrained.load(folders.HERE / name, **ways)
+    frozen = nnx.State({})
+    if adapters is None:
+        graph, params = nnx.split(model)
+    else:
+        tokens, mask, _ = folders.reference(name)
+        before = np.asarray(model(tokens, mask))
+        lora.attach(model, **adapters)
+        np.testing.assert_allclose(model(tokens, mask), before, atol=1e-6)
+        graph, params, frozen = nnx.split(model, nnx.LoRAParam, ...)
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype("f4"), params)
 
+    def outputs(params, tokens, mask):
+        model = nnx.merge(graph, params, frozen)
+        return model.states(tokens, mask, last=2) if "states" in case else model(tokens, mask)
 
-ADAPTED = {
-    "llama": ("q_proj", "down_proj"),
-    "gpt2": ("c_attn", "mlp.c_proj"),
-    "gemma3": "all-linear",
-    "bert": ("query", "attention.output.dense"),
-    "distilbert_classifier": ("q_lin", "lin2"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(ADAPTED, ("distilbert_classifier",)))
-def test_adapters_on_constants_are_clipped_exactly(name):
-    model = pretrained.load(folders.HERE / name, frozen=True)
-    before = np.asarray(model(*folders.reference(name)[:2]))
-    lora.attach(model, target_modules=ADAPTED[name], rank=2, layers=1, rslora=True)
-    np.testing.assert_allclose(model(*folders.reference(name)[:2]), before, atol=1e-6)
-    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
-    rng = np.random.default_rng(0)
-    trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype("f4"), trained)
-    check_clipping(loss_of(graph, frozen), trained, name)
+    check_clipping(loss_of(outputs), params, name)
 
 
 def test_modules_are_chosen_as_peft_chooses():
@@ -338,12 +335,13 @@ def test_the_modules_that_are_written_are_matched_in_full(tmp_path):
 
 
 @pytest.mark.slow
-def test_texts_beyond_the_context_are_refused():
-    for name, longest in (("roberta", 16), ("gpt2", 16)):
-        model = pretrained.load(folders.HERE / name)
-        assert len(model(jnp.full(longest, 5))) == longest
-        with pytest.raises(ValueError, match=f"at most {longest} in a text"):
-            model(jnp.full(longest + 1, 5))
+@pytest.mark.parametrize("name", ["roberta", "gpt2"])
+def test_texts_beyond_the_context_are_refused(name):
+    model = pretrained.load(folders.HERE / name)
+    assert len(model(jnp.full(16, 5))) == 16
+    for call in (model, jax.jit(lambda tokens: model(tokens))):
+        with pytest.raises(ValueError, match=r"shape \(17,\) must be at most 16 in a text"):
+            call(jnp.full(17, 5))
 
 
 @pytest.mark.slow

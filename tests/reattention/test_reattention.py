@@ -38,46 +38,81 @@ def assert_has_moments(found, samples, rtol=0.01):
     assert (error <= rtol * samples.std(axis=0) + 1e-6 * np.abs(found.mean)).all()
 
 
-@pytest.mark.quick_cases("False-0.01")
-@pytest.mark.parametrize("std", SCALES)
-@pytest.mark.parametrize("noisy_kernel", [True, False])
-def test_dense(std, noisy_kernel):
-    x = moments(draw(3), std**2 * np.array([0.5, 1.0, 2.0]))
-    kernel = moments(draw(3, 2, seed=1), 0.3 * np.arange(1, 7).reshape(3, 2) * noisy_kernel)
-    bias = moments(draw(2, seed=2), np.array([0.1, 0.0]))
-    products = np.einsum("ni,nij->nj", sample(x, 3), sample(kernel, 4)) + sample(bias, 5)
-    assert_has_moments(reattention.dense(x, kernel, bias), products)
+def full(x):
+    return Moments(x.mean, jnp.broadcast_to(x.var, x.mean.shape))
+
+
+def normed(drawn):
+    return (drawn - drawn.mean(1, keepdims=True)) / np.sqrt(drawn.var(1, keepdims=True) + 1e-6)
+
+
+def dense(std):
+    x, bias = (
+        moments(draw(3), std**2 * np.array([0.5, 1.0, 2.0])),
+        moments(draw(2, seed=2), [0.1, 0]),
+    )
+    for noise in (0, 0.3):
+        kernel = moments(draw(3, 2, seed=1), noise * np.arange(1, 7).reshape(3, 2))
+        drawn = np.einsum("ni,nij->nj", sample(x, 3), sample(kernel, 4)) + sample(bias, 5)
+        yield reattention.dense(x, kernel, bias), drawn
+
+
+def activations(std):
+    y = moments(np.array([0.5, -0.5]) * std, np.array([0.1, 4.0]) * std**2)
+    for offset in (-1.5, 0.0, 0.7, 3.0):
+        x = moments([offset * std, offset * min(std, 1.0)], np.full(2, std**2))
+        drawn = sample(x, 0)
+        yield reattention.relu(x), np.maximum(drawn, 0)
+        yield reattention.gelu(x), drawn * special.ndtr(drawn)
+        yield reattention.maximum(x, y), np.maximum(drawn, sample(y, 1))
+
+
+def layer_norm(std):
+    """The delta method is exact in the limit; the spread of the mean is 1 here, the noise up to a tenth."""
+    x = moments(draw(8), std**2 * np.linspace(0.2, 1.0, 8))
+    scale, bias = moments(1 + 0.3 * draw(8, seed=1), 0.0), moments(draw(8, seed=2), 0.0)
+    yield reattention.layer_norm(x, scale, bias), normed(sample(x, 3)) * scale.mean + bias.mean
+    if std == 1e-3:
+        scale, bias = scale._replace(var=jnp.float32(0.2)), bias._replace(var=jnp.float32(0.1))
+        noisy = normed(sample(x, 1)) * sample(full(scale), 2) + sample(full(bias), 3)
+        yield reattention.layer_norm(x, scale, bias), noisy
+
+
+def residual(std):
+    table = moments(draw(5, 2), std**2 * np.arange(1.0, 6.0)[:, None])
+    rows, position = reattention.rows(table, jnp.array([3, 1, 3])), moments(draw(3, 2, seed=1), 0.5)
+    np.testing.assert_allclose(rows.var[:, 0], std**2 * np.array([4.0, 2.0, 4.0]), rtol=1e-6)
+    x, drawn = reattention.add(rows, position), sample(full(rows), 2) + sample(full(position), 3)
+    yield x, drawn
+    weights = np.array([[0.2, 0.5, 0.3], [1.0, 0.0, 0.0]], np.float32)
+    yield reattention.attention(jnp.asarray(weights), x), np.einsum("qk,nkv->nqv", weights, drawn)
+
+
+LAYERS = [(layer, std) for layer in (dense, activations, residual) for std in SCALES]
+LAYERS += [(layer_norm, std) for std in (1e-3, 1e-2, 1e-1)]
+
+
+@pytest.mark.quick_cases("dense-0.01")
+@pytest.mark.parametrize(("layer", "std"), LAYERS)
+def test_moments_are_those_of_samples(layer, std):
+    for found, drawn in layer(std):
+        assert_has_moments(full(found), drawn, rtol=0.01 + (layer is layer_norm) * std / 5)
 
 
 @pytest.mark.slow
 def test_shared_variances_are_the_elementwise_ones():
     x, kernel = draw(4, 3), moments(draw(3, 2, seed=1), 0.2)
     var = np.array([0.1, 1.0, 2.0, 7.0])[:, None]
-    shared = reattention.dense(moments(x, var), kernel)
-    wide = reattention.dense(
-        moments(x, np.tile(var, 3)), kernel._replace(var=jnp.full((3, 2), 0.2))
-    )
-    np.testing.assert_allclose(shared.var, wide.var, rtol=1e-5)
+    one, other = moments(x, var), moments(x, np.tile(var, 3))
+    wide = kernel._replace(var=jnp.full((3, 2), 0.2))
     scale, bias = jnp.asarray(draw(3, seed=2)), jnp.zeros(3)
-    one = reattention.layer_norm(moments(x, var), scale, bias)
-    other = reattention.layer_norm(moments(x, np.tile(var, 3)), scale, bias)
-    np.testing.assert_allclose(one.var, other.var, rtol=1e-5)
     weights = jnp.asarray(np.random.default_rng(3).random((2, 4)), jnp.float32)
-    one = reattention.attention(weights, moments(x, var))
-    other = reattention.attention(weights, moments(x, np.tile(var, 3)))
-    np.testing.assert_allclose(np.tile(one.var, 3), other.var, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("std", SCALES)
-@pytest.mark.parametrize("offset", [-1.5, 0.0, 0.7, 3.0])
-def test_activations_and_maximum(std, offset):
-    x = moments([offset * std, offset * min(std, 1.0)], np.full(2, std**2))
-    drawn = sample(x, 0)
-    assert_has_moments(reattention.relu(x), np.maximum(drawn, 0))
-    assert_has_moments(reattention.gelu(x), drawn * special.ndtr(drawn))
-    y = moments(np.array([0.5, -0.5]) * std, np.array([0.1, 4.0]) * std**2)
-    assert_has_moments(reattention.maximum(x, y), np.maximum(drawn, sample(y, 1)))
+    for shared, elementwise in (
+        (reattention.dense(one, kernel), reattention.dense(other, wide)),
+        (reattention.layer_norm(one, scale, bias), reattention.layer_norm(other, scale, bias)),
+        (reattention.attention(weights, one), reattention.attention(weights, other)),
+    ):
+        np.testing.assert_allclose(full(shared).var, elementwise.var, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -114,58 +149,15 @@ def test_gelu_series_never_says_too_much_and_little_too_little(std):
     np.testing.assert_allclose(reattention.gelu_series(x).mean, reattention.gelu(x).mean, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("std", [1e-3, 1e-2, 1e-1])
-def test_layer_norm_of_little_noise(std):
-    """The delta method is exact in the limit; the spread of the mean is 1 here, the noise up to a tenth."""
-    x = moments(draw(8), std**2 * np.linspace(0.2, 1.0, 8))
-    scale, bias = jnp.asarray(1 + 0.3 * draw(8, seed=1)), jnp.asarray(draw(8, seed=2))
-    drawn = sample(x, 3)
-    normed = (drawn - drawn.mean(1, keepdims=True)) / np.sqrt(drawn.var(1, keepdims=True) + 1e-6)
-    found = reattention.layer_norm(x, scale, bias)
-    assert_has_moments(found, normed * np.asarray(scale) + np.asarray(bias), rtol=0.01 + std / 5)
-
-
 @pytest.mark.quick_cases("1.0")
 @pytest.mark.parametrize("std", [0.3, 1.0, 10.0])
 def test_layer_norm_of_much_noise(std):
     """Errors are O(1/d): within a few per cent for d = 64, where the naive rule is off by 1 + std²."""
     x = moments(draw(64), std**2 * np.ones((64,)))
-    drawn = sample(x, 3, 100_000)
-    normed = (drawn - drawn.mean(1, keepdims=True)) / drawn.std(1, keepdims=True)
+    drawn = normed(sample(x, 3, 100_000))
     found = reattention.layer_norm(x, jnp.ones(64), jnp.zeros(64))
-    np.testing.assert_allclose(found.var, normed.var(0), rtol=0.05)
-    np.testing.assert_allclose(found.mean, normed.mean(0), atol=0.03)
-
-
-@pytest.mark.slow
-def test_layer_norm_with_noisy_parameters():
-    x, scale, bias = moments(draw(16), 1e-6), moments(np.ones(16), 0.2), moments(np.zeros(16), 0.1)
-    drawn = sample(Moments(x.mean, jnp.full(16, x.var)), 1)
-    normed = (drawn - drawn.mean(1, keepdims=True)) / drawn.std(1, keepdims=True)
-    wide = [Moments(m.mean, jnp.full(16, m.var)) for m in (scale, bias)]
-    expected = normed * sample(wide[0], 2) + sample(wide[1], 3)
-    assert_has_moments(reattention.layer_norm(x, scale, bias), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("std", SCALES)
-def test_residual_rows_and_attention(std):
-    table = moments(draw(5, 2), std**2 * np.arange(1.0, 6.0)[:, None])
-    tokens = jnp.array([3, 1, 3])
-    rows = reattention.rows(table, tokens)
-    np.testing.assert_allclose(rows.var[:, 0], std**2 * np.array([4.0, 2.0, 4.0]), rtol=1e-6)
-    position = moments(draw(3, 2, seed=1), 0.5)
-    x = reattention.add(rows, position)
-    rows = Moments(rows.mean, jnp.broadcast_to(rows.var, (3, 2)))
-    drawn = sample(rows, 2) + sample(Moments(position.mean, jnp.full((3, 2), 0.5)), 3)
-    assert_has_moments(Moments(x.mean, jnp.broadcast_to(x.var, (3, 2))), drawn)
-    weights = np.array([[0.2, 0.5, 0.3], [1.0, 0.0, 0.0]], np.float32)
-    mixed = reattention.attention(jnp.asarray(weights), x)
-    assert_has_moments(
-        Moments(mixed.mean, jnp.broadcast_to(mixed.var, (2, 2))),
-        np.einsum("qk,nkv->nqv", weights, drawn),
-    )
+    np.testing.assert_allclose(found.var, drawn.var(0), rtol=0.05)
+    np.testing.assert_allclose(found.mean, drawn.mean(0), atol=0.03)
 
 
 def problem():
@@ -241,18 +233,12 @@ def test_noisy_keys_are_attended_less_and_the_mean_path_carries_the_gradient():
     assert not np.any(jax.grad(through)(noisy))
 
     def fixed_bias(q):
-        bias = (
-            -jnp.square(jax.lax.stop_gradient(q)).sum(-1, keepdims=True)
-            * noisy[..., 0][..., None, :]
-            / 8
-        )
+        square = jnp.square(jax.lax.stop_gradient(q)).sum(-1, keepdims=True)
+        bias = -square * noisy[..., 0][..., None, :] / 8
         return (attention.attention_weights(q, k, bias=bias) @ v)[..., 0].sum()
 
-    np.testing.assert_allclose(
-        jax.grad(lambda q: reattention.attend(q, k, v, noisy)[..., 0].sum())(q),
-        jax.grad(fixed_bias)(q),
-        atol=1e-6,
-    )
+    found = jax.grad(lambda q: reattention.attend(q, k, v, noisy)[..., 0].sum())(q)
+    np.testing.assert_allclose(found, jax.grad(fixed_bias)(q), atol=1e-6)
 
 
 def test_moments_of_values_come_out_as_moments():
@@ -267,9 +253,8 @@ def test_moments_of_values_come_out_as_moments():
 def test_effective_error_is_claim_4_2():
     p = np.array([1.0, 0.5, 0.001, 0.0])
     found = reattention.effective_noise_std(0.7, 256, p, l2_clip_norm=2.0, floor=1e-4)
-    np.testing.assert_allclose(
-        found, 0.7 * 2 / (256 * np.array([1.0, 0.5, 0.001, 1e-4])), rtol=1e-6
-    )
+    expected = 0.7 * 2 / (256 * np.array([1.0, 0.5, 0.001, 1e-4]))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert float(reattention.effective_noise_std(0.7, 256)) == pytest.approx(0.7 / 256)
     assert np.isfinite(reattention.effective_noise_std(1.0, 10, np.zeros(3))).all()
 
@@ -278,14 +263,8 @@ RECORDS = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2
 
 
 def probabilities(histories, epsilon=1e8, max_tokens=4):
-    return reattention.token_probabilities(
-        jax.random.key(0),
-        histories,
-        epsilon=epsilon,
-        delta=1e-5,
-        max_tokens=max_tokens,
-        unit="text",
-    )
+    budget = {"epsilon": epsilon, "delta": 1e-5, "max_tokens": max_tokens}
+    return reattention.token_probabilities(jax.random.key(0), histories, **budget, unit="text")
 
 
 @pytest.mark.slow
@@ -294,16 +273,6 @@ def test_token_probabilities_without_noise_are_the_shares():
     np.testing.assert_allclose(found.values, np.array([2, 2, 2, 1, 0]) / 4, atol=1e-3)
     assert found.guarantee.unit == "text"
     assert found.guarantee.epsilon == 1e8
-
-
-@pytest.mark.parametrize("extra", [[4], [0, 1, 2, 3, 4], [0] * 50, [3, 4]])
-@pytest.mark.parametrize("max_tokens", [1, 3])
-def test_one_record_moves_presence_by_at_most_its_sensitivity(extra, max_tokens):
-    """The release is counts + noise; without noise one more record moves the counts by ≤ √max_tokens."""
-    more = Histories((*RECORDS.items, np.array(extra)), 5)
-    base = probabilities(RECORDS, max_tokens=max_tokens).values * 4
-    moved = probabilities(more, max_tokens=max_tokens).values * 5
-    assert np.linalg.norm(moved - base) <= np.sqrt(max_tokens) + 1e-2
 
 
 def test_token_probabilities_are_noisy_charged_and_in_range():
@@ -325,12 +294,20 @@ def test_uniform_probabilities():
     assert found[0] == pytest.approx(1 - 0.9**5)
 
 
+X, ones = Moments(jnp.ones((3, 4)), jnp.ones((3, 4))), jnp.ones
+
+
+def attended(**change):
+    q, k, v, mask = problem()
+    arguments = {"q": q, "k": k, "v": v, "key_variance": ones((2, 3, 6, 1)), "mask": mask}
+    return reattention.attend(**(arguments | change))
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "words"),
     [
         (lambda: reattention.relu(moments(np.zeros(2), -np.ones(2))), "-1.0 is negative"),
         (lambda: reattention.relu(moments(np.zeros(2), np.ones(3))), "does not broadcast|Incompat"),
-        (lambda: reattention.dense(moments(np.zeros(2), 1.0), jnp.zeros((3, 2))), "kernel"),
         (lambda: reattention.effective_noise_std(1.0, 8, np.array([0.5, 1.5])), "1.5"),
         (lambda: reattention.effective_noise_std(1.0, 8, np.array([-0.1])), "-0.1"),
         (lambda: reattention.effective_noise_std(1.0, 8, np.array([np.nan])), "token_probability"),
@@ -338,29 +315,26 @@ def test_uniform_probabilities():
         (lambda: reattention.effective_noise_std(1.0, 0), "batch_size"),
         (lambda: probabilities(RECORDS, max_tokens=0), "max_tokens"),
         (lambda: probabilities(RECORDS, epsilon=0.0), "epsilon"),
+        (lambda: attended(key_variance=-ones((2, 3, 6, 1))), "negative"),
+        (lambda: attended(key_variance=ones((2, 3, 5, 1))), "key_variance"),
+        (lambda: attended(key_variance=ones((2, 3, 6, 2))), "key_variance"),
+        (lambda: attended(k=ones((2, 3, 6, 5))), "must be"),
+        (lambda: attended(v=ones((2, 3, 5, 3))), "does not fit"),
+        (lambda: attended(mask=ones((5, 6))), "mask"),
+        (lambda: reattention.dense(X, ones((5, 5))), "^kernel .*does not fit"),
+        (lambda: reattention.dense(ones(()), ones((4, 5))), "^kernel .*does not fit"),
+        (lambda: reattention.dense(X, ones((4, 5)), ones(3)), "^bias .*does not fit"),
+        (lambda: reattention.dense(X, ones((4, 5)), ones((2, 3, 5))), "^bias .*does not fit"),
+        (lambda: reattention.add(X, ones(3)), "^y .*does not fit"),
+        (lambda: reattention.maximum(X, ones(3)), "^y .*does not fit"),
+        (lambda: reattention.layer_norm(X, ones(3), ones(4)), "^scale .*does not fit"),
+        (lambda: reattention.layer_norm(X, ones(4), ones((7, 3, 4))), "^bias .*does not fit"),
+        (lambda: reattention.attention(ones((2, 5)), X), "^v .*does not fit"),
     ],
 )
-def test_bad_moments_and_probabilities_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_does_not_fit_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
         call()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"key_variance": -jnp.ones((2, 3, 6, 1))}, "negative"),
-        ({"key_variance": jnp.ones((2, 3, 5, 1))}, "key_variance"),
-        ({"key_variance": jnp.ones((2, 3, 6, 2))}, "key_variance"),
-        ({"k": jnp.ones((2, 3, 6, 5))}, "must be"),
-        ({"v": jnp.ones((2, 3, 5, 3))}, "does not fit"),
-        ({"mask": jnp.ones((5, 6))}, "mask"),
-    ],
-)
-def test_bad_attention_inputs_are_named(change, message):
-    q, k, v, mask = problem()
-    arguments = {"q": q, "k": k, "v": v, "key_variance": jnp.ones((2, 3, 6, 1)), "mask": mask}
-    with pytest.raises(ValueError, match=message):
-        reattention.attend(**(arguments | change))
 
 
 @pytest.mark.parametrize("layer", [reattention.gelu, reattention.gelu_series, reattention.relu])
@@ -380,23 +354,6 @@ def test_gradient_of_gelus_variance_at_zero_is_its_limit():
     at_zero, near = jax.grad(variance)(jnp.zeros(3)), jax.grad(variance)(jnp.full(3, 1e-4))
     np.testing.assert_allclose(at_zero, near, rtol=5e-3, atol=1e-3)
     assert not variance(jnp.zeros(3))
-
-
-def test_shapes_that_do_not_fit_are_named():
-    x, ones = Moments(jnp.ones((3, 4)), jnp.ones((3, 4))), jnp.ones
-    for call, name in (
-        (lambda: reattention.dense(x, ones((5, 5))), "kernel"),
-        (lambda: reattention.dense(jnp.ones(()), ones((4, 5))), "kernel"),
-        (lambda: reattention.dense(x, ones((4, 5)), ones(3)), "bias"),
-        (lambda: reattention.dense(x, ones((4, 5)), ones((2, 3, 5))), "bias"),
-        (lambda: reattention.add(x, ones(3)), "y"),
-        (lambda: reattention.maximum(x, ones(3)), "y"),
-        (lambda: reattention.layer_norm(x, ones(3), ones(4)), "scale"),
-        (lambda: reattention.layer_norm(x, ones(4), ones((7, 3, 4))), "bias"),
-        (lambda: reattention.attention(ones((2, 5)), x), "v"),
-    ):
-        with pytest.raises(ValueError, match=rf"^{name} .*does not fit"):
-            call()
 
 
 @pytest.mark.parametrize("dtype", [np.int32, bool])

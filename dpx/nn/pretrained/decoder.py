@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx import attention
-from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, layer_norm, rms_norm, split_heads
+from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, split_heads
 from dpx.nn.pretrained.settings import DecoderSettings, Rotary
 
 
@@ -30,6 +30,10 @@ class Decoder(Layers):
 
         Returns:
           (..., L, V) float32.
+
+        Raises:
+          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
+            are not in the vocabulary.
         """
         return self.logits(self.trunk(tokens, mask), mask)
 
@@ -37,10 +41,6 @@ class Decoder(Layers):
         """The input of the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
 
         If only adapters are trained it never changes, and can be computed once for each text.
-
-        Raises:
-          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
-            are not in the vocabulary.
         """
         x = self._embedded(tokens, mask)
         if self.settings.embed_scale != 1:
@@ -52,7 +52,7 @@ class Decoder(Layers):
     def logits(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """The rest of the model after `trunk`: (..., L, d) -> (..., L, V) float32."""
         x = self._run(x, mask, self.first_adapted, self.settings.num_layers)
-        outer = {name: value[...] for name, value, stacked in self.own() if not stacked}
+        outer = self._outer()
         x = self._normed("norm", x, outer)
         x = x if self.shift is None else x + self.shift[...].astype(x.dtype)
         if self.settings.tied:
@@ -112,14 +112,6 @@ class Decoder(Layers):
         if settings.output_norms:
             hidden = self._normed("mlp_out_norm", hidden, weights)
         return x + hidden
-
-    def _normed(self, name: str, x: jax.Array, weights) -> jax.Array:
-        """x after the norm of that name."""
-        settings = self.settings
-        scale = weights[name].astype(jnp.float32) + settings.norm_offset
-        if settings.norm == "layer":
-            return layer_norm(x, scale, weights[f"{name}_bias"], settings.norm_epsilon)
-        return rms_norm(x, scale, settings.norm_epsilon)
 
     def _rotation(self, rotary: Rotary, length: int) -> jax.Array:
         """The cosines and sines (2, L, D/2) of the rotation of each pair of a head at each position."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx import attention
-from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, layer_norm, split_heads
+from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, split_heads
 from dpx.nn.pretrained.settings import EncoderSettings
 
 
@@ -22,16 +22,10 @@ class Encoder(Layers):
     def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """The hidden states or, with a classification head, the logits of classes.
 
-        Args:
-          tokens: (L,) ids of one text, or (..., L) of several; pad short ones on the right.
-          mask: (..., L) bool, True at real tokens; no token attends to padding.
+        Args and errors are those of `Decoder`.
 
         Returns:
           (..., L, d) in `dtype`, or (..., labels) float32.
-
-        Raises:
-          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
-            are not in the vocabulary.
         """
         settings = self.settings
         (x,) = self.states(tokens, mask)
@@ -69,10 +63,6 @@ class Encoder(Layers):
                 found.append(x)
         return found
 
-    def _outer(self) -> dict[str, jax.Array]:
-        """The parameters that are not of layers."""
-        return {name: value[...] for name, value, stacked in self.own() if not stacked}
-
     def _places(self, tokens: jax.Array) -> jax.Array:
         """The row of each token in the table of positions."""
         padding = self.settings.padding
@@ -94,7 +84,3 @@ class Encoder(Layers):
         x = self._normed("attention_norm", x + project("out", mixed), weights)
         hidden = ACTIVATIONS[self.settings.activation](project("up", x))
         return self._normed("mlp_norm", x + project("down", hidden), weights)
-
-    def _normed(self, name: str, x: jax.Array, weights) -> jax.Array:
-        """x after the norm of that name."""
-        return layer_norm(x, weights[name], weights[f"{name}_bias"], self.settings.norm_epsilon)

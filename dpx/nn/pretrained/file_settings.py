@@ -15,6 +15,10 @@ _UNUSED = """
     task_specific_params tokenizer_class torch_dtype torchscript transformers_version
     transformers.js_config use_bfloat16 use_cache
 
+    n_ctx pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    tie_weights_ tie_word_embeddings
+
     bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
@@ -26,9 +30,12 @@ UNUSED = frozenset(_UNUSED.split())
 NEUTRAL: Mapping[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
+    "directionality": "bidi",
     "is_decoder": False,
     "is_encoder_decoder": False,
+    "position_embedding_type": "absolute",
     "rope_interleaved": False,
+    "scale_attn_by_inverse_layer_idx": False,
     "tie_encoder_decoder": False,
     "use_mrope": False,
 }
@@ -66,59 +73,61 @@ class Keys:
             raise ValueError(f"{self.where} must hold {name!r}, and does not: use another model")
         return self._left.pop(name, default)
 
+    def _fitting(self, name: str, value: Any, fits: bool, needed: str) -> Any:
+        if not fits:
+            raise self.wrong(name, value, needed)
+        return value
+
     def size(self, name: str, default: Any = _REQUIRED) -> int:
         """An integer of at least 1; null is the default."""
         value = self.read(name, default)
         value = default if value is None and default is not _REQUIRED else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(name, value, "must be one number of at least 1")
-        return value
+        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return self._fitting(name, value, fits, "must be one number of at least 1")
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:
         """An integer of at least 1, or None for null."""
-        value = self.read(name, default)
-        if value is None:
-            return None
-        self._left[name] = value
-        return self.size(name)
+        if self._left.get(name, default) is None:
+            return self.read(name, None)
+        return self.size(name, default)
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         """A positive number."""
         value = self.read(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, value, "must be a number")
-        if not 0 < value < float("inf"):
-            raise self.wrong(name, value, "must be positive and finite")
-        return float(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = fits and 0 < value < float("inf")
+        return float(self._fitting(name, value, fits, "must be a positive and finite number"))
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         """True or False."""
         value = self.read(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, value, "must be true or false")
-        return value
+        return self._fitting(name, value, isinstance(value, bool), "must be true or false")
 
     def activation(self, name: str) -> str:
         """An activation, by its name in `Decoder` and `Encoder`."""
-        value = self.read(name)
-        if value not in _ACTIVATIONS:
-            raise self.wrong(name, value, f"must be one of {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[value]
+        value, needed = self.read(name), f"must be one of {', '.join(_ACTIVATIONS)}"
+        return _ACTIVATIONS[self._fitting(name, value, value in _ACTIVATIONS, needed)]
 
     def part(self, name: str) -> "Keys | None":
         """Settings within the settings, or None if there are none of that name."""
         value = self.read(name, None)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise self.wrong(name, value, "must be settings by name")
-        return Keys(f"{self.where}, {name},", value)
+        fits = value is None or isinstance(value, Mapping)
+        self._fitting(name, value, fits, "must be settings by name")
+        return None if value is None else Keys(f"{self.where}, {name},", value)
+
+    def settings(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings by name: each is read as what it is, by its name in the file or that and a default."""
+        read = {"activation": self.activation, "norm_epsilon": self.number, "tied": self.flag}
+        return {
+            setting: read.get(setting, self.size)(*([name] if isinstance(name, str) else name))
+            for setting, name in names.items()
+        }
 
     def __contains__(self, name: str) -> bool:
         """Whether a value of that name is left that was not read; null does not count."""
         return self._left.get(name) is not None
 
-    def close(self, unused: Collection[str] = (), neutral: Mapping[str, Any] | None = None) -> None:
+    def close(self, unused: Collection[str] = UNUSED, neutral: Mapping[str, Any] = NEUTRAL) -> None:
         """Refuses settings that were not read.
 
         Args:
@@ -128,7 +137,6 @@ class Keys:
         Raises:
           ValueError: for a key that is in neither, unless it is null or empty.
         """
-        neutral = neutral or {}
         for name, value in self._left.items():
             if name in unused or value is None or value in ("", [], {}):
                 continue

@@ -46,23 +46,14 @@ class Folder:
                 f"{', but ' + instead if instead else ': check the path'}"
             )
         self.config = read_json(self.path / "config.json")
-        where, kind = str(self.path / "config.json"), self.config.get("model_type")
+        keys = Keys(str(self.path / "config.json"), self.config)
+        kind, architectures = (self.config.get(key) for key in ("model_type", "architectures"))
         if kind not in FAMILIES:
-            raise ValueError(
-                f"{where} has model_type={kind!r}, which must be one of {', '.join(FAMILIES)}: use another "
-                "model"
-            )
+            raise keys.wrong("model_type", kind, f"must be one of {', '.join(FAMILIES)}")
         self.family = FAMILIES[kind]
-        keys = Keys(where, self.config)
-        architectures = self.config.get("architectures")
         known = self.family.architectures
-        if (
-            not isinstance(architectures, list)
-            or len(architectures) != 1
-            or architectures[0] not in known
-        ):
-            needs = f"must be one of {', '.join(known)}"
-            raise keys.wrong("architectures", architectures, needs)
+        if architectures not in [[name] for name in known]:
+            raise keys.wrong("architectures", architectures, f"must be one of {', '.join(known)}")
         self.settings = self.family.settings(keys, kind)
         self._files = self._open()
         self._names = {self.family.canonical(name): name for name in self._files}
@@ -75,36 +66,30 @@ class Folder:
         """The open file that holds each array, by its name in the file."""
         index = self.path / _INDEX
         if (self.path / _WEIGHTS).exists():
-            parts: dict[str, set[str]] = {_WEIGHTS: set()}
-        elif index.exists():
-            placed = read_json(index).get("weight_map")
-            if not isinstance(placed, Mapping) or not placed:
-                raise ValueError(f"{index} must hold weight_map, and does not: fetch it again")
-            parts = {}
-            for name, file in placed.items():
-                if Path(str(file)).name != file:
-                    raise ValueError(f"{index} names {file!r}, which must be a file beside it")
-                parts.setdefault(file, set()).add(name)
-        else:
+            opened = open_safetensors(self.path / _WEIGHTS, self._package)
+            return dict.fromkeys(opened.keys(), opened)
+        if not index.exists():
             others = sorted(self.path.glob("*.bin"))
             which = (
                 f"{others[0].name} is a pickle, which is not read" if others else "check the path"
             )
             raise ValueError(f"{self.path} must hold {_WEIGHTS}, and does not: {which}")
-        files = {}
-        for file, stated in parts.items():
-            opened = open_safetensors(self.path / file, self._package)
-            names = set(opened.keys())
-            if missing := sorted(stated - names):
-                raise ValueError(
-                    f"{self.path / file} must hold {missing[0]} by {_INDEX}, and does not: fetch it again"
-                )
-            if unnamed := sorted(names - (stated or names)):
-                raise ValueError(
-                    f"{self.path / file} holds {unnamed[0]}, which {_INDEX} does not name: fetch it again"
-                )
-            files |= dict.fromkeys(names, opened)
-        return files
+        placed = read_json(index).get("weight_map")
+        if not isinstance(placed, Mapping) or not placed:
+            raise ValueError(f"{index} must hold weight_map, and does not: fetch it again")
+        for file in placed.values():
+            if Path(str(file)).name != file:
+                raise ValueError(f"{index} names {file!r}, which must be a file beside it")
+        parts = sorted(set(placed.values()))
+        files = {file: open_safetensors(self.path / file, self._package) for file in parts}
+        held = {(name, file) for file, opened in files.items() for name in {*opened.keys()}}
+        if odd := sorted(held ^ set(placed.items())):
+            name, file = odd[0]
+            raise ValueError(
+                f"{self.path / file} must hold the arrays that {_INDEX} names, and does not, as for {name}: "
+                "fetch it again"
+            )
+        return {name: files[file] for name, file in placed.items()}
 
     def names(self) -> Iterator[str]:
         """The canonical names of the arrays."""

@@ -12,28 +12,21 @@ from typing import Any
 import numpy as np
 
 from dpx.nn.pretrained import tokenizer
-from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.families import FAMILIES, GGUF_MODULES
 from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.packages import needed
 from dpx.nn.pretrained.settings import DecoderSettings, Rotary
 
-# The names of modules in files of the Llama family.
-_MODULES = {
-    "embed": "token_embd",
-    "query": "blk.{}.attn_q",
-    "key": "blk.{}.attn_k",
-    "value": "blk.{}.attn_v",
-    "out": "blk.{}.attn_output",
-    "gate": "blk.{}.ffn_gate",
-    "up": "blk.{}.ffn_up",
-    "down": "blk.{}.ffn_down",
-    "attention_norm": "blk.{}.attn_norm",
-    "mlp_norm": "blk.{}.ffn_norm",
-    "norm": "output_norm",
-    "head": "output",
-}
 _STRETCHED = "rope_freqs.weight"
 _UNUSED = ("llama.tensor_data_layout",)
+# Settings by their names in files, after "llama."; the others have defaults that follow from these.
+_NAMES = {
+    "dim": "embedding_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "mlp_dim": "feed_forward_length",
+    "norm_epsilon": "attention.layer_norm_rms_epsilon",
+}
 # Keys that affect a model, unless they have this value.
 _NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
@@ -61,7 +54,7 @@ class GGUF:
     """
 
     family = FAMILIES["llama"]._replace(
-        modules=_MODULES, prefix="", unused=(re.escape(_STRETCHED),)
+        modules=GGUF_MODULES, prefix="", unused=(re.escape(_STRETCHED),)
     )
 
     def __init__(self, path: str | Path):
@@ -114,8 +107,7 @@ class GGUF:
     def array(self, name: str) -> np.ndarray:
         """An array, dequantised to float32; the rows of a matrix are outputs.
 
-        The rows of queries and keys are reordered as in Hugging Face; in the file, the two coordinates of a
-        rotary pair are neighbours.
+        The rows of queries and keys are reordered as in Hugging Face.
 
         Raises:
           ValueError: for an unknown name or quantisation.
@@ -131,12 +123,20 @@ class GGUF:
                 "use a file with another quantisation, such as Q8_0"
             ) from None
         numbers = np.asarray(numbers, np.float32)
-        return _halves(numbers, heads) if (heads := self._heads(name)) else numbers
+        return self._reordered(name, numbers, (-1, 2))
 
-    def _heads(self, name: str) -> int:
-        """How many heads the rows of an array are of, whose order differs; 0 for any other array."""
+    def _reordered(self, name: str, array: np.ndarray, order: tuple[int, int]) -> np.ndarray:
+        """An array with the rows of each head of queries or keys from `order`, pairs or halves, in the other.
+
+        In a file the two coordinates of a rotary pair are neighbours, (-1, 2); in Hugging Face one is in the
+        first half of a head, (2, -1).
+        """
         heads = {"attn_q": self.settings.num_heads, "attn_k": self.settings.kv_heads}
-        return heads.get(name.removesuffix(".weight").rpartition(".")[2], 0)
+        count = heads.get(name.removesuffix(".weight").rpartition(".")[2], 0)
+        if not count or array.shape[0] % (2 * count):
+            return array  # a wrong shape is refused later
+        rows = array.reshape(count, *order, array.shape[-1])
+        return rows.swapaxes(1, 2).reshape(array.shape)
 
     def rewrite(self, path: str | Path, arrays: dict[str, np.ndarray]) -> None:
         """Writes the file anew, with these arrays, in float32, in the place of those that they differ from.
@@ -157,24 +157,20 @@ class GGUF:
             if value is None or np.array_equal(value, self.array(name)):
                 writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
             else:
-                value = _pairs(value, heads) if (heads := self._heads(name)) else value
+                value = self._reordered(name, value, (2, -1))
                 writer.add_tensor(name, np.ascontiguousarray(value, np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
 
-    @property
+    @functools.cached_property
     def settings(self) -> DecoderSettings:
         """The settings of the model.
 
         Raises:
           ValueError: for another architecture, or unknown settings, which might change the model.
         """
-        return self._settings
-
-    @functools.cached_property
-    def _settings(self) -> DecoderSettings:
         kind = self["general.architecture"]
         if kind != "llama":
             raise ValueError(
@@ -182,8 +178,9 @@ class GGUF:
                 "Face, or another model"
             )
         keys = Keys(str(self.path), {k: self[k] for k in self._fields if k.startswith("llama.")})
-        heads, dim = keys.size("llama.attention.head_count"), keys.size("llama.embedding_length")
-        width = keys.size("llama.attention.key_length", max(dim // heads, 1))
+        found = keys.settings({setting: f"llama.{name}" for setting, name in _NAMES.items()})
+        heads = found["num_heads"]
+        width = keys.size("llama.attention.key_length", max(found["dim"] // heads, 1))
         tokens = len(self.get("tokenizer.ggml.tokens", ()))
         vocab_size = keys.size("llama.vocab_size", tokens)
         if tokens > vocab_size:
@@ -195,15 +192,11 @@ class GGUF:
         if _STRETCHED in self._tensors:
             factors = tuple(float(x) for x in self._tensors[_STRETCHED].data)
         settings = DecoderSettings(
+            **found,
             vocab_size=vocab_size,
-            dim=dim,
-            num_layers=keys.size("llama.block_count"),
-            num_heads=heads,
             num_kv_heads=keys.size("llama.attention.head_count_kv", heads),
             head_dim=width,
-            mlp_dim=keys.size("llama.feed_forward_length"),
             rotary=Rotary(keys.number("llama.rope.freq_base", 10000.0), factors),
-            norm_epsilon=keys.number("llama.attention.layer_norm_rms_epsilon"),
             context_length=keys.optional_size("llama.context_length"),
             tied="output.weight" not in self._tensors,
         )
@@ -214,17 +207,3 @@ class GGUF:
     def tokenizer(self) -> tokenizer.Tokenizer:
         """The tokenizer of the file; see `dpx.nn.pretrained.tokenizer.from_gguf`."""
         return tokenizer.from_gguf(self)
-
-
-def _halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of each head, reordered from pairs of neighbours to pairs across the two halves."""
-    if array.shape[0] % (2 * heads):
-        return array  # its shape is refused later
-    pairs = array.reshape(heads, -1, 2, array.shape[-1])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
-
-
-def _pairs(array: np.ndarray, heads: int) -> np.ndarray:
-    """The rows as they were before `_halves`."""
-    halves = array.reshape(heads, 2, -1, array.shape[-1])
-    return halves.swapaxes(1, 2).reshape(array.shape)

@@ -104,12 +104,7 @@ class Layers(nnx.Module):
         return 0 if self.shift is None else self.settings.num_layers
 
     def _embedded(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """The embeddings of tokens (..., L), as (..., L, d) in `dtype`.
-
-        Raises:
-          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
-            are not in the vocabulary.
-        """
+        """The embeddings of tokens (..., L), which are checked, as (..., L, d) in `dtype`."""
         settings = self.settings
         check_tokens(tokens, settings.vocab_size, mask)
         longest = settings.context_length
@@ -158,6 +153,21 @@ class Layers(nnx.Module):
         more = tuple(part(array) for array in more)
         return lax.scan(step, x, (weights, pairs, *more), unroll=self.unroll)[0]
 
+    def _outer(self) -> dict[str, jax.Array]:
+        """The parameters that are not of layers."""
+        return {name: value[...] for name, value, stacked in self.own() if not stacked}
+
+    def _normed(self, name: str, x: jax.Array, weights: Any) -> jax.Array:
+        """x after the norm of that name, which is LayerNorm with a bias and RMSNorm without, in float32."""
+        wide, bias = x.astype(jnp.float32), weights.get(f"{name}_bias")
+        if bias is not None:
+            wide = wide - wide.mean(-1, keepdims=True)
+        square = jnp.mean(jnp.square(wide), -1, keepdims=True)
+        scale = weights[name].astype(jnp.float32) + getattr(self.settings, "norm_offset", 0.0)
+        normed = wide * lax.rsqrt(square + self.settings.norm_epsilon) * scale
+        normed = normed if bias is None else normed + bias.astype(jnp.float32)
+        return normed.astype(x.dtype)
+
     def _project(self, name: str, x: jax.Array, weights: Any, adapters: Any) -> jax.Array:
         """x (..., in) after a projection of one layer with its bias and adapter: (..., out)."""
         y = self._product(x, weights[name], x.dtype)
@@ -179,21 +189,6 @@ class Layers(nnx.Module):
 
 
 TABLES = ("embed", "positions", "types")
-
-
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """LayerNorm in float32, returned in the dtype of `x`."""
-    wide = x.astype(jnp.float32)
-    wide = wide - wide.mean(-1, keepdims=True)
-    size = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + epsilon)
-    return (wide * size * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """RMSNorm in float32, returned in the dtype of `x`."""
-    wide = x.astype(jnp.float32)
-    size = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + epsilon)
-    return (wide * size * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 def split_heads(x: jax.Array, *count: int) -> jax.Array:

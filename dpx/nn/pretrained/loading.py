@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dpx.data.files import in_wheel
 from dpx.nn.pretrained.decoder import Decoder
@@ -45,15 +44,7 @@ def default_path() -> Path:
     return in_wheel(_WHEEL, "*.gguf", "give a folder or a GGUF file as --config.model.path")
 
 
-def load(
-    path: str | Path | Checkpoint,
-    *,
-    dtype: DTypeLike = jnp.float32,
-    param_dtype: DTypeLike = jnp.float32,
-    remat: bool = False,
-    frozen: bool = False,
-    unroll: bool = False,
-) -> Decoder | Encoder:
+def load(path: str | Path | Checkpoint, **ways: Any) -> Decoder | Encoder:
     """A pretrained model. It is called with one text: `model(tokens (L,), mask=None)`.
 
     A decoder returns the logits (L, V) of the next token. An encoder returns hidden states (L, d) or, with a
@@ -63,7 +54,7 @@ def load(
       path: A folder with `config.json` and `model.safetensors`, or shards and their index, as `transformers`
         saves BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3 (text); or a GGUF
         file of the Llama family.
-      dtype, param_dtype, remat, frozen, unroll: See `dpx.nn.pretrained.layers.Layers`.
+      ways: The dtype, param_dtype, remat, frozen and unroll of `dpx.nn.pretrained.layers.Layers`.
 
     Raises:
       FileNotFoundError: if the path does not exist.
@@ -72,11 +63,9 @@ def load(
         arrays, and arrays of another shape or with numbers that are not finite.
     """
     checkpoint = open_checkpoint(path) if isinstance(path, str | Path) else path
-    options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
-    options |= {"frozen": frozen, "unroll": unroll}
     kind: Any = Decoder if isinstance(checkpoint.settings, DecoderSettings) else Encoder
     # Only shapes, since the arrays of the file replace all initial parameters.
-    model = nnx.eval_shape(lambda: kind(checkpoint.settings, **options, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: kind(checkpoint.settings, **ways, rngs=nnx.Rngs(0)))
     wanted = {
         name: places(checkpoint.family, checkpoint.settings, name, stacked)
         for name, _, stacked in model.own()
@@ -95,7 +84,7 @@ def load(
             "use another model"
         )
     for name, parameter, stacked in list(model.own()):
-        parts = np.empty(parameter.shape, jnp.dtype(param_dtype))
+        parts = np.empty(parameter.shape, parameter.dtype)
         rows: list[Any] = list(parts) if stacked else [parts]
         for part, place in zip(rows, wanted[name], strict=True):
             turned = part.ndim == 2 and checkpoint.family.is_turned(name, stacked)
@@ -115,15 +104,18 @@ def places(family: Family, settings: Any, name: str, stacked: bool) -> list[str]
 
 
 def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], turned: bool) -> np.ndarray:
-    array = checkpoint.array(name)
-    needed = shape[::-1] if turned else shape
-    if array.shape != needed:
+    shape = shape[::-1] if turned else shape
+    array = checked(checkpoint.array(name), name, checkpoint.path, shape)
+    return array.T if turned else array
+
+
+def checked(array: np.ndarray, name: str, path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the array of that name in a file; raises ValueError for another shape, or NaN or infinity."""
+    if array.shape != shape:
         raise ValueError(
-            f"{checkpoint.path} holds {name} of shape {array.shape}, which must be {needed} by its settings: "
-            "fetch it again"
+            f"{path} holds {name} of shape {array.shape}, which must be {shape} by its settings: fetch it "
+            "again"
         )
     if not np.isfinite(array).all():
-        raise ValueError(
-            f"{checkpoint.path} holds {name} with numbers that are not finite: fetch it again"
-        )
-    return array.T if turned else array
+        raise ValueError(f"{path} holds {name} with numbers that are not finite: fetch it again")
+    return array

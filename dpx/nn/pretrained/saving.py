@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.nn.pretrained.families import FAMILIES, Family
+from dpx.nn.pretrained.families import FAMILIES, LLAMA_SETTINGS, Family
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
 from dpx.nn.pretrained.layers import Layers
@@ -132,18 +132,12 @@ def _of_llama(file: GGUF) -> dict[str, Any]:
             f"{file.path} divides frequencies by numbers of its own, which config.json cannot say: save the "
             "adapters, or tune the model from a folder"
         )
-    config = {
+    stated = {key: getattr(settings, setting) for setting, key in LLAMA_SETTINGS.items()}
+    config = stated | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": settings.vocab_size,
-        "hidden_size": settings.dim,
-        "num_hidden_layers": settings.num_layers,
-        "num_attention_heads": settings.num_heads,
         "num_key_value_heads": settings.kv_heads,
         "head_dim": settings.width,
-        "intermediate_size": settings.hidden,
-        "hidden_act": settings.activation,
-        "rms_norm_eps": settings.norm_epsilon,
         "rope_theta": settings.rotary.theta,
         "tie_word_embeddings": settings.tied,
         "max_position_embeddings": settings.context_length or 2048,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from dpx._validate import check_positive
+from dpx._validate import check_choice, check_integer, check_positive
 from dpx.nn.pretrained.layers import ACTIVATIONS
 
 
@@ -21,24 +21,60 @@ class Rotary:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderSettings:
-    """The settings of a decoder.
+class _Settings:
+    """What a decoder and an encoder have in common.
 
     Attributes:
       vocab_size: V, the number of tokens.
       dim: d, the width of the residual stream.
       num_layers: N, the length of the first axis of every array in `layers`.
       num_heads: The number of heads of the queries.
+      mlp_dim: The hidden width of the MLP, by default 3d in a decoder and 4d in an encoder.
+      activation: The activation of the MLP: "silu", "relu", "tanh", "gelu", or "gelu_tanh", an approximation.
+      norm_epsilon: Added to the mean square, or the variance, in norms.
+      context_length: The largest number of tokens that the model was made for; None for no limit.
+      family: The family, which determines the names of arrays and modules in files.
+
+    Raises:
+      ValueError: for sizes and numbers out of range, or that do not fit together.
+    """
+
+    vocab_size: int
+    _: dataclasses.KW_ONLY
+    dim: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    mlp_dim: int | None = None
+    activation: str = "silu"
+    norm_epsilon: float = 1e-5
+    context_length: int | None = None
+    family: str = "llama"
+
+    def __post_init__(self):
+        for name in ("vocab_size", "dim", "num_layers", "num_heads"):
+            check_integer(getattr(self, name), name)
+        check_integer(self.hidden, "mlp_dim")
+        check_positive(self.norm_epsilon, "norm_epsilon", zero=True)
+        check_choice(self.activation, "activation", tuple(ACTIVATIONS))
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of the MLP."""
+        return 3 * self.dim if self.mlp_dim is None else self.mlp_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSettings(_Settings):
+    """The settings of a decoder: those of `_Settings`, and its own.
+
+    Attributes:
       num_kv_heads: The number of heads of keys and values, which divides `num_heads`; equal by default.
       head_dim: D, the width of a head, by default d / num_heads.
-      mlp_dim: The hidden width of the MLP, by default 3d.
-      activation: The activation of the MLP: "silu", "relu", "tanh", "gelu", or "gelu_tanh", an approximation.
       gated: Whether the activated hidden values multiply others (SwiGLU, arXiv 2002.05202).
       fused: Whether queries, keys and values are one projection, "qkv".
       biases: The projections that have a bias.
       norm: "rms", or "layer" for LayerNorm with a bias.
       norm_offset: Added to the scales of norms; 1 in Gemma, which stores scales minus 1.
-      norm_epsilon: Added to the mean square in norms.
       query_key_norms: Whether each head's queries and keys are normalised before they are rotated.
       output_norms: Whether the outputs of attention and MLP are normalised before they are added.
       rotary: Rotary positions; None for learned positions, of which there are `context_length`.
@@ -48,27 +84,15 @@ class DecoderSettings:
       attention_scale: The factor of ⟨q, k⟩, by default 1/√D.
       embed_scale: The factor of embeddings.
       tied: Whether the logits use the embedding table or a head of their own.
-      context_length: The largest number of tokens that the model was made for; None for no limit.
-      family: The family, which determines the names of arrays and modules in files.
-
-    Raises:
-      ValueError: for sizes and numbers out of range, or that do not fit together.
     """
 
-    vocab_size: int
-    dim: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    mlp_dim: int | None = None
-    activation: str = "silu"
     gated: bool = True
     fused: bool = False
     biases: tuple[str, ...] = ()
     norm: str = "rms"
     norm_offset: float = 0.0
-    norm_epsilon: float = 1e-5
     query_key_norms: bool = False
     output_norms: bool = False
     rotary: Rotary | None = Rotary()
@@ -77,43 +101,38 @@ class DecoderSettings:
     attention_scale: float | None = None
     embed_scale: float = 1.0
     tied: bool = True
-    context_length: int | None = None
-    family: str = "llama"
 
     def __post_init__(self):
-        _check_shared(self)
-        if self.kv_heads < 1 or self.num_heads % self.kv_heads:
-            raise ValueError(
-                f"num_kv_heads={self.kv_heads} must be at least 1 and divide num_heads={self.num_heads}"
-            )
+        super().__post_init__()
+        check_integer(self.kv_heads, "num_kv_heads")
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_kv_heads={self.kv_heads} must divide num_heads={self.num_heads}")
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} must divide dim={self.dim}: or give head_dim"
             )
-        _check_sizes(head_dim=self.width, mlp_dim=self.hidden)
+        check_integer(self.width, "head_dim")
         for rotary in (self.rotary, self.window_rotary):
-            self._check_rotary(rotary)
+            if rotary is not None:
+                self._check_rotary(rotary)
         if self.rotary is None and self.context_length is None:
             raise ValueError("context_length=None must be a number: learned positions have an end")
-        if self.norm not in ("rms", "layer"):
-            raise ValueError(f"norm={self.norm!r} must be 'rms' or 'layer'")
+        check_choice(self.norm, "norm", ("rms", "layer"))
         if self.windows is not None and len(self.windows) != self.num_layers:
             raise ValueError(f"windows must be {self.num_layers} numbers, one a layer, or None")
         for size in self.windows or ():
-            _check_sizes(windows=1 if size is None else size)
+            check_integer(1 if size is None else size, "windows")
 
-    def _check_rotary(self, rotary: Rotary | None) -> None:
-        if rotary is None:
-            return
-        if self.width % 2:
+    def _check_rotary(self, rotary: Rotary) -> None:
+        pairs, odd = divmod(self.width, 2)
+        if odd:
             raise ValueError(f"head_dim={self.width} must be even: rotary positions turn pairs")
-        check_positive(rotary.theta, "rotary.theta")
-        factors = rotary.factors
-        if factors is not None and len(factors) != self.width // 2:
+        if rotary.factors is not None and len(rotary.factors) != pairs:
             raise ValueError(
-                f"rotary.factors has {len(factors)} numbers: it must have {self.width // 2}, one a pair"
+                f"rotary.factors has {len(rotary.factors)} numbers: it must have {pairs}, one a pair"
             )
-        for factor in factors or ():
+        check_positive(rotary.theta, "rotary.theta")
+        for factor in rotary.factors or ():
             check_positive(factor, "rotary.factors")
 
     @property
@@ -125,11 +144,6 @@ class DecoderSettings:
     def width(self) -> int:
         """D, the width of a head."""
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
-
-    @property
-    def hidden(self) -> int:
-        """Hidden width of the MLP."""
-        return 3 * self.dim if self.mlp_dim is None else self.mlp_dim
 
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """The shapes of parameters by name: outside the layers, and in each."""
@@ -170,50 +184,33 @@ class DecoderSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderSettings:
-    """The settings of an encoder.
+class EncoderSettings(_Settings):
+    """The settings of an encoder: those of `_Settings`, with a number of learned positions, and its own.
 
     Attributes:
-      vocab_size: V, the number of tokens.
-      context_length: The largest number of tokens of a text, which is the number of learned positions.
-      dim: d, the width of the residual stream.
-      num_layers: N.
-      num_heads: The number of heads, which divides `dim`.
-      mlp_dim: The hidden width of the MLP, by default 4d.
-      activation: The activation of the MLP, as in `DecoderSettings`.
-      norm_epsilon: Added to the variance in LayerNorm.
       types: The number of rows of the table of segments, of which a text uses the first; 0 for no table.
       padding: The padding token, which does not count for positions, as in RoBERTa; with None all count.
       labels: The number of classes of a classification head on the first token; 0 for hidden states.
       head_activation: The activation of the head's hidden layer.
-      family: The family, which determines the names of arrays and modules in files.
-
-    Raises:
-      ValueError: for sizes and numbers out of range, or that do not fit together.
     """
 
-    vocab_size: int
-    context_length: int = 64
-    dim: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
-    mlp_dim: int | None = None
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
+    context_length: int = 64
+    family: str = "bert"
     types: int = 2
     padding: int | None = None
     labels: int = 0
     head_activation: str = "tanh"
-    family: str = "bert"
 
     def __post_init__(self):
-        _check_shared(self)
-        _check_sizes(context_length=self.context_length, mlp_dim=self.hidden)
+        super().__post_init__()
+        check_integer(self.context_length, "context_length")
         if self.dim % self.num_heads:
             raise ValueError(f"num_heads={self.num_heads} must divide dim={self.dim}")
-        if self.types < 0 or self.labels < 0:
-            raise ValueError(f"types={self.types} and labels={self.labels} must be at least 0")
-        _check_activation(head_activation=self.head_activation)
+        check_integer(self.types, "types", 0)
+        check_integer(self.labels, "labels", 0)
+        check_choice(self.head_activation, "head_activation", tuple(ACTIVATIONS))
 
     @property
     def hidden(self) -> int:
@@ -240,25 +237,3 @@ class EncoderSettings:
         inner |= {f"{name}_bias": shape[1:] for name, shape in inner.items()}
         norms = ("attention_norm", "attention_norm_bias", "mlp_norm", "mlp_norm_bias")
         return outer, inner | dict.fromkeys(norms, (dim,))
-
-
-def _check_sizes(**sizes: int) -> None:
-    """Raises ValueError for a size below 1."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-
-
-def _check_shared(settings: DecoderSettings | EncoderSettings) -> None:
-    """Raises ValueError for values that neither a decoder nor an encoder can have."""
-    names = ("vocab_size", "dim", "num_layers", "num_heads")
-    _check_sizes(**{name: getattr(settings, name) for name in names})
-    check_positive(settings.norm_epsilon, "norm_epsilon", zero=True)
-    _check_activation(activation=settings.activation)
-
-
-def _check_activation(**given: str) -> None:
-    """Raises ValueError for an unknown activation."""
-    for name, value in given.items():
-        if value not in ACTIVATIONS:
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(ACTIVATIONS)}")
