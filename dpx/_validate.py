@@ -60,11 +60,18 @@ def check_clip_of_counts(l2_clip_norm) -> float:
     return l2_clip_norm
 
 
-def check_decay(value, name: str) -> float:
+def check_decay(value, name: str, remedy: str = "") -> float:
     """Returns the value as a float; raises ValueError unless it is a number in (0, 1]."""
     if not 0 < check_number(value, name) <= 1:
-        raise ValueError(f"{name}={value} must be in (0, 1]")
+        raise ValueError(f"{name}={value} must be in (0, 1]{remedy}")
     return float(value)
+
+
+def check_sampling_probability(value) -> float:
+    """`check_decay` of a sampling probability."""
+    return check_decay(
+        value, "sampling_probability", ": use expected batch size / number of records"
+    )
 
 
 def check_epsilon(epsilon: float, name: str = "epsilon") -> float:

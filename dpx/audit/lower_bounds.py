@@ -33,11 +33,12 @@ from dpx.audit.intervals import (
     as_floats,
     candidates,
     check_shares,
-    clopper_pearson,
-    count,
+    rates,
     smallest_refuted,
     split,
 )
+
+TAILS = ("upper", "lower")
 
 
 class Audit(NamedTuple):
@@ -97,25 +98,16 @@ def epsilon_lower_bound(
         for name, values in (("statistic", statistic), ("other_statistic", other_statistic))
     )
     failure = (1.0 - confidence) / 2
-
     thresholds = candidates(choose_p, choose_q)
 
-    def rates(p, q, cuts, tail):
-        """Bounds on the probability of the region under the likelier and under the less likely input."""
-        likelier, other = (p, q) if tail == "upper" else (q, p)
-        return (
-            clopper_pearson(count(likelier, cuts, tail), likelier.size, failure)[0],
-            clopper_pearson(count(other, cuts, tail), other.size, failure)[1],
-        )
-
-    def bound(p, q, cuts, tail):
-        high, low = rates(p, q, cuts, tail)
+    def score(tail):
+        high, low = rates(choose_p, choose_q, thresholds, tail, failure)
         return np.log(np.maximum(high - delta, 0.0) + np.finfo(float).tiny) - np.log(low)
 
-    scores = {tail: bound(choose_p, choose_q, thresholds, tail) for tail in ("upper", "lower")}
+    scores = {tail: score(tail) for tail in TAILS}
     tail = max(scores, key=lambda name: scores[name].max())
     threshold = thresholds[np.argmax(scores[tail])]
-    high, low = rates(measure_p, measure_q, threshold, tail)
+    high, low = rates(measure_p, measure_q, threshold, tail, failure)
     epsilon = max(0.0, float(np.log((high - delta) / low))) if high > delta else 0.0
     return Audit(epsilon, float(threshold), tail, float(high), float(low), confidence)
 
@@ -178,9 +170,7 @@ def curve_lower_bound(
     Raises:
       ValueError: for samples of other shapes, too few or NaN, or a parameter out of range.
     """
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
-    check_shares(confidence=confidence, selection_fraction=selection_fraction)
+    check_shares(delta=delta, confidence=confidence, selection_fraction=selection_fraction)
     (choose_p, measure_p), (choose_q, measure_q) = (
         split(name, values[:, None] if values.ndim == 1 else values, selection_fraction, axes=2)
         for name, values in (
@@ -197,19 +187,13 @@ def curve_lower_bound(
 
     def errors(p, q, cuts, tail):
         """Upper bounds on the type I and the type II error."""
-        one, two = (q, p) if tail == "upper" else (p, q)
-        missed = len(two) - count(two, cuts, tail)
-        return (
-            clopper_pearson(count(one, cuts, tail), len(one), failure)[1],
-            clopper_pearson(missed, len(two), failure)[1],
-        )
+        high, low = rates(np.sort(p), np.sort(q), cuts, tail, failure)
+        return low, 1 - high
 
     tests = []  # (statistic, tail, thresholds, type I errors, type II errors)
-    for index in range(choose_p.shape[1]):
-        p, q = np.sort(choose_p[:, index]), np.sort(choose_q[:, index])
+    for index, (p, q) in enumerate(zip(choose_p.T, choose_q.T, strict=True)):
         cuts = candidates(p, q)
-        for tail in ("upper", "lower"):
-            tests.append((index, tail, cuts, *errors(p, q, cuts, tail)))
+        tests += [(index, tail, cuts, *errors(p, q, cuts, tail)) for tail in TAILS]
 
     def margin(test, noise_multiplier):
         return model.tradeoff(noise_multiplier, test[3]) - test[4]
@@ -218,8 +202,7 @@ def curve_lower_bound(
     at = chosen if math.isfinite(chosen) else 1.0
     index, tail, cuts, *_ = best = max(tests, key=lambda test: margin(test, at).max())
     threshold = cuts[np.argmax(margin(best, at))]
-    p, q = np.sort(measure_p[:, index]), np.sort(measure_q[:, index])
-    type_one, type_two = errors(p, q, threshold, tail)
+    type_one, type_two = errors(measure_p[:, index], measure_q[:, index], threshold, tail)
     bound = smallest_refuted(lambda m: bool(model.tradeoff(m, type_one) > type_two))
     epsilon = model.epsilon(bound, delta) if math.isfinite(bound) else 0.0
     return CurveAudit(

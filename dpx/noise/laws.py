@@ -1,4 +1,4 @@
-"""The laws of noise: density, variance, sampler and guarantee.
+"""The laws of noise: sampler and guarantee.
 
 A mechanism releases f(x) + z, where z has independent entries. Its guarantee rests on how far f moves between
 neighbours: the l2 sensitivity for `Gaussian`, the l1 sensitivity for `Laplace` and `TruncatedLaplace`.
@@ -47,14 +47,6 @@ class Law:
         """
         raise NotImplementedError
 
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        """The log of the probability density at z, elementwise; −∞ outside the support."""
-        raise NotImplementedError
-
-    def density(self, z: ArrayLike) -> jax.Array:
-        """The probability density at z, elementwise."""
-        return jnp.exp(self.log_density(z))
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +58,6 @@ class Gaussian(Law):
 
     def __post_init__(self):
         _check_positive("std", self.std)
-
-    @property
-    def variance(self) -> float:
-        return self.std**2
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        return -0.5 * jnp.square(jnp.asarray(z) / self.std) - jnp.log(
-            self.std * math.sqrt(2 * math.pi)
-        )
 
     @property
     def width(self) -> ArrayLike:
@@ -109,13 +92,6 @@ class Laplace(Law):
 
     def __post_init__(self):
         _check_positive("scale", self.scale)
-
-    @property
-    def variance(self) -> float:
-        return 2 * self.scale**2
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        return -jnp.abs(jnp.asarray(z)) / self.scale - jnp.log(2 * self.scale)
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
         with jax.enable_x64(True):
@@ -183,22 +159,6 @@ class TruncatedLaplace(Law):
         else:
             ratio = epsilon - math.log(2 * delta)
         return cls(scale=sensitivity / epsilon, bound=sensitivity / epsilon * ratio)
-
-    @property
-    def variance(self) -> float:
-        """Exact; equal to Fact 3.5 of Ke et al. (Theorem 3 of Geng et al.) for a calibrated law."""
-        ratio = self.bound / self.scale
-        if ratio < 0.01:  # where 2 cancels, and the next term of the series is below 1e-12
-            return self.bound**2 * (1 / 3 - ratio / 12 + ratio**2 / 360 + ratio**3 / 720)
-        tail = (ratio**2 + 2 * ratio) * math.exp(-ratio) / -math.expm1(-ratio)
-        return self.scale**2 * (2 - tail)
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        z = jnp.asarray(z)
-        mass = 2 * self.scale * -jnp.expm1(-self.bound / self.scale)
-        return jnp.where(jnp.abs(z) <= self.bound, -jnp.abs(z) / self.scale, -jnp.inf) - jnp.log(
-            mass
-        )
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
         with jax.enable_x64(True):
