@@ -103,8 +103,9 @@ def check_key(key) -> None:
         raise wrong_key(key)
     if not isinstance(key, Tracer) and getattr(key, "is_fully_addressable", True):
         with jax.ensure_compile_time_eval():  # for a key that a program under `jit` closes over
-            words = np.ravel(jax.random.key_data(key) if typed else key)
-        warn_of_guess(int(words[0]) == 0, "key")
+            words = jax.random.key_data(key) if typed else key
+        if not isinstance(words, Tracer):  # as inside `shard_map`
+            warn_of_guess(int(np.ravel(words)[0]) == 0, "key")
 
 
 def warn_of_guess(small: bool, name: str) -> None:

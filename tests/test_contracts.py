@@ -12,22 +12,6 @@ from dpx.data import Histories
 from dpx.recommend import popularity, transitions
 
 
-@pytest.mark.parametrize("value", [None, "1", np.nan, 0])
-def test_budgets_that_are_no_positive_numbers_are_named(value):
-    with pytest.raises(ValueError, match="epsilon"):
-        privacy.gaussian_noise_multiplier(value, 1e-5)
-    with pytest.raises(ValueError, match="delta"):
-        privacy.gaussian_noise_multiplier(1.0, value)
-
-
-@pytest.mark.parametrize("value", [None, "1", np.nan, np.inf, 2.5, 0])
-def test_compositions_that_are_no_whole_number_are_named(value):
-    with pytest.raises(ValueError, match="compositions"):
-        privacy.gaussian_noise_multiplier(1.0, 1e-5, compositions=value)
-    with pytest.raises(ValueError, match="compositions"):
-        privacy.gaussian_epsilon(1.0, 1e-5, compositions=value)
-
-
 def test_epsilon_of_hardly_any_noise_is_infinite():
     assert privacy.gaussian_epsilon(1e-300, 1e-5) == np.inf
     assert privacy.gaussian_epsilon(1e-100, 1e-5) == pytest.approx(5e199)
@@ -42,38 +26,15 @@ def test_guarantee_holds_plain_floats():
             privacy.PrivacyGuarantee(**bad, **words)
 
 
+KEY = jax.random.key(0)
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 HISTORIES = Histories(([0, 1], [1, 2]), 3)
 BOUNDS = noisy_head.HyperParameters(1.0, 1.0, 1.0)
 
 
-def memory(**changes):
-    return memory_under(jax.random.key(0), **changes)
-
-
-def memory_under(key, **changes):
+def memory(key=KEY, **changes):
     options = {"key_bound": 1.0, "value_bound": 1.0} | BUDGET
     return cross_attention.build(key, np.zeros((5, 2)), np.zeros((5, 1)), **(options | changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"key_bound": None},
-        {"value_bound": "1"},
-        {"scale": "1"},
-        {"epsilon": None},
-        {"delta": None},
-        {"degree": "2"},
-        {"degree": 2.5},
-        {"degree": np.nan},
-        {"features": "random", "num_features": 2.5},
-        {"features": "random", "contribution_bound": "1"},
-    ],
-)
-def test_cross_attention_names_what_is_no_number(changes):
-    with pytest.raises(ValueError, match=list(changes)[-1]):
-        memory(**changes)
 
 
 @pytest.mark.quick_cases("random")
@@ -87,8 +48,8 @@ def test_logits_beyond_all_floats_raise_value_errors_with_a_remedy(features):
 
 
 RELEASES = {
-    "sketch": lambda key: memory_under(key),
-    "trees": lambda key: memory_under(key, mechanism="tree"),
+    "sketch": memory,
+    "trees": lambda key: memory(key, mechanism="tree"),
     "gram": lambda key: gram.release(key, np.ones((2, 3)), column_bound=1.0, **BUDGET),
     "sampled gram": lambda key: gram.release(
         key, np.ones((2, 3)), column_bound=1.0, mechanism="sampling", eta=99.0, **BUDGET
@@ -133,34 +94,20 @@ DESCENT = {"regularization": 0.1, "step_size": 0.1, "steps": 3, "epsilon": 1.0, 
 
 @pytest.mark.slow
 def test_bounds_of_prompts_may_be_a_plain_tuple():
-    key, plain = jax.random.key(0), (1.0, 1.0, 1.0)
+    plain = (1.0, 1.0, 1.0)
     named = noisy_head.HyperParameters(*plain)
     for hyper in (plain, list(plain)):
-        got, want = (noisy_head.fit(key, PROMPTS, h, **DESCENT) for h in (hyper, named))
+        got, want = (noisy_head.fit(KEY, PROMPTS, h, **DESCENT) for h in (hyper, named))
         np.testing.assert_array_equal(got.gamma, want.gamma)
         described = noisy_head.Descent(hyper, regularization=0.1, step_size=0.1, steps=3)
         assert described.hyper == named
         noisy_head.enforce(noisy_head.Features(*map(jax.numpy.asarray, PROMPTS)), hyper)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"epsilon": None},
-        {"delta": "1"},
-        {"steps": np.nan},
-        {"steps": 2.5},
-        {"steps": None},
-        {"step_size": None},
-        {"regularization": "1"},
-        {"hyper": None},
-        {"hyper": (1.0, None, 1.0)},
-    ],
-)
-def test_noisy_head_names_what_is_no_number(changes):
-    options = {"hyper": (1.0, 1.0, 1.0), **DESCENT}
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        noisy_head.fit(jax.random.key(0), PROMPTS, **(options | changes))
+@pytest.mark.parametrize("hyper", [None, (1.0, None, 1.0)])
+def test_noisy_head_names_bounds_that_are_none(hyper):
+    with pytest.raises(ValueError, match="hyper"):
+        noisy_head.fit(KEY, PROMPTS, hyper, **DESCENT)
 
 
 def test_reference_of_another_shape_is_named():
@@ -174,45 +121,8 @@ def test_reference_of_another_shape_is_named():
         noisy_head.population_risk(np.ones((4, 2, 2)), 5, reference=np.ones((3, 2, 2)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"epsilon": None},
-        {"delta": None},
-        {"column_bound": None},
-        {"column_bound": 1e200},
-        {"max_column_change": "1"},
-        {"mechanism": "sampling", "eta": "1"},
-    ],
-)
-def test_gram_names_what_is_no_number(changes):
-    options = {"epsilon": 1.0, "delta": 1e-5, "column_bound": 1.0}
-    with pytest.raises(ValueError, match=list(changes)[-1]):
-        gram.release(jax.random.key(0), np.ones((2, 5)), **(options | changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"n": np.nan},
-        {"n": np.inf},
-        {"n": 2.5},
-        {"n": None},
-        {"column_bound": 1e-80},
-        {"column_bound": 1e-300},
-    ],
-)
+@pytest.mark.parametrize("bound", [1e-80, 1e-300])
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
-def test_samples_that_cannot_be_counted_are_named(changes, calibration):
-    options = {"column_bound": 1.0, "eta": 1e3, "n": 2, "calibration": calibration}
-    options |= {"eta": 1e30} if "column_bound" in changes else {}
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        gram.max_samples(1.0, 1e-5, **(options | changes))
-
-
-@pytest.mark.slow
-def test_guarantee_of_a_release_is_json():
-    released = gram.release(
-        jax.random.key(0), np.ones((2, 5)), epsilon=np.float32(1), delta=1e-5, column_bound=1.0
-    )
-    assert json.loads(json.dumps(released.guarantee.to_json()))["epsilon"] == 1
+def test_samples_that_cannot_be_counted_are_named(bound, calibration):
+    with pytest.raises(ValueError, match="column_bound"):
+        gram.max_samples(1.0, 1e-5, column_bound=bound, eta=1e30, n=2, calibration=calibration)

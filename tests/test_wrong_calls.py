@@ -60,7 +60,10 @@ BUDGET = {"epsilon": EPSILON, "delta": DELTA}
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A right call, and what each of its arguments refuses; arguments in `optional` may be None."""
+    """A right call, and what each of its arguments refuses.
+
+    An argument may be None where it is in the right call, or in `optional`.
+    """
 
     function: Callable
     right: dict[str, Any]
@@ -80,7 +83,17 @@ TOKENS = np.array([[0, 1, 1], [1, 0, 1]])
 WITHIN = {"epsilon": 1.0, "delta": 1e-5}
 SAMPLED = {"sampling_probability": 0.5, "steps": 2}
 CUT = {"num_examples": 8, "max_batch_size": 5}  # of samples that are cut off
-REFUSED_CUT = dict.fromkeys(CUT, COUNT)  # None too, which the other one does not go with
+# None too, of the two that go with each other.
+REFUSED_STEPS = {"sampling_probability": PROBABILITY, "steps": COUNT} | dict.fromkeys(CUT, COUNT)
+STEPS = {"noise_multiplier": 1.0, **SAMPLED, **CUT}
+BATCHES = {"num_examples": 3, "multiple_of": 1, "start": 0, **SAMPLED}
+REFUSED_BATCHES = {
+    "num_examples": COUNT,
+    "sampling_probability": PROBABILITY,
+    "steps": INDEX,
+    "multiple_of": COUNT,
+    "start": INDEX,
+}
 DESCENT = {"regularization": POSITIVE, "step_size": POSITIVE, "steps": COUNT}
 DESCENDING = {"regularization": 0.1, "step_size": 0.1, "steps": 2}
 GRAM_BOUNDS = {"column_bound": (0, -1, float("inf"), 1e200), "eta": POSITIVE, "n": COUNT}
@@ -117,44 +130,27 @@ CALLS = {
     "calibrate_dpsgd": Call(
         dpx.calibrate_dpsgd,
         {**WITHIN, **SAMPLED, **CUT},
-        BUDGET | {"sampling_probability": PROBABILITY, "steps": COUNT} | REFUSED_CUT,
+        BUDGET | REFUSED_STEPS,
     ),
     "dpsgd_epsilon": Call(
         dpx.dpsgd_epsilon,
-        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED, **CUT},
-        {
-            "noise_multiplier": NOISE,
-            "delta": DELTA,
-            "sampling_probability": PROBABILITY,
-            "steps": COUNT,
-            **REFUSED_CUT,
-        },
+        {"delta": 1e-5, **STEPS},
+        {"noise_multiplier": NOISE, "delta": DELTA, **REFUSED_STEPS},
     ),
     "dpsgd_event": Call(
         privacy.dpsgd_event,
-        {"noise_multiplier": 1.0, **SAMPLED, **CUT},
-        {
-            "noise_multiplier": NOISE,
-            "sampling_probability": PROBABILITY,
-            "steps": COUNT,
-            **REFUSED_CUT,
-        },
+        STEPS,
+        {"noise_multiplier": NOISE, **REFUSED_STEPS},
     ),
     "truncation_probability": Call(
         privacy.truncation_probability,
         {"sampling_probability": 0.5, **CUT},
-        {"sampling_probability": PROBABILITY, **REFUSED_CUT},
+        {k: v for k, v in REFUSED_STEPS.items() if k != "steps"},
     ),
     "dpsgd_guarantee": Call(
         functools.partial(privacy.dpsgd_guarantee, unit="user"),
-        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED, **CUT},
-        {
-            "noise_multiplier": NOISE,
-            "delta": DELTA,
-            "sampling_probability": PROBABILITY,
-            "steps": COUNT,
-            **REFUSED_CUT,
-        },
+        {"delta": 1e-5, **STEPS},
+        {"noise_multiplier": NOISE, "delta": DELTA, **REFUSED_STEPS},
     ),
     "PrivacyGuarantee": Call(
         _guarantee, {"epsilon": 1.0, "delta": 1e-5}, {"epsilon": (-1,), "delta": (-1, 1)}
@@ -166,31 +162,15 @@ CALLS = {
     ),
     "poisson_batches": Call(
         lambda **given: list(dpx.poisson_batches(**given, seed=0)),
-        {"num_examples": 3, "multiple_of": 1, "start": 0, "max_batch_size": None, **SAMPLED},
-        {
-            "num_examples": COUNT,
-            "sampling_probability": PROBABILITY,
-            "steps": INDEX,
-            "multiple_of": COUNT,
-            "start": INDEX,
-            "max_batch_size": COUNT,
-        },
-        optional=("max_batch_size",),
+        {"max_batch_size": None, **BATCHES},
+        {"max_batch_size": COUNT, **REFUSED_BATCHES},
     ),
     "allocated_batches": Call(
         lambda **given: list(dpx.training.allocated_batches(**given, seed=0)),
-        {"num_examples": 3, "multiple_of": 1, "start": 0, **SAMPLED},
-        {
-            "num_examples": COUNT,
-            "sampling_probability": PROBABILITY,
-            "steps": INDEX,
-            "multiple_of": COUNT,
-            "start": INDEX,
-        },
+        BATCHES,
+        REFUSED_BATCHES,
     ),
-    "Poisson": Call(
-        Poisson, {"max_batch_size": None}, {"max_batch_size": COUNT}, optional=("max_batch_size",)
-    ),
+    "Poisson": Call(Poisson, {"max_batch_size": None}, {"max_batch_size": COUNT}),
     "poisson_batches, seed": Call(
         lambda seed: list(dpx.poisson_batches(3, **SAMPLED, seed=seed)),
         {"seed": 0},
@@ -210,7 +190,6 @@ CALLS = {
         functools.partial(dpx.clipped_grad, lambda params, x: (params * x).sum()),
         {"l2_clip_norm": 1.0, "microbatch_size": None},
         {"l2_clip_norm": POSITIVE, "microbatch_size": COUNT},
-        optional=("microbatch_size",),
         trees=("l2_clip_norm",),
     ),
     "training.plan": Call(
@@ -245,7 +224,7 @@ CALLS = {
             "microbatch_size": COUNT,
             "sampling": ("shuffle", None, 3),
         },
-        optional=("microbatch_size", "l2_clip_norm"),
+        optional=("l2_clip_norm",),
         trees=("l2_clip_norm",),
     ),
     "Gaussian": Call(
@@ -277,7 +256,7 @@ CALLS = {
     "transitions.fit": Call(
         functools.partial(transitions.fit, KEY, HISTORIES),
         {
-            "num_kept": 3,
+            "num_kept": None,
             "popularity_budget_fraction": 0.1,
             "rounds": 1,
             "gap_decay": 0.9,
@@ -300,13 +279,11 @@ CALLS = {
             "order_weight": WEIGHT,
             "position_weight": WEIGHT,
         },
-        optional=("num_kept",),
     ),
     "item_gram.fit": Call(
         functools.partial(item_gram.fit, KEY, HISTORIES),
-        {"num_kept": 3, "popularity_budget_fraction": 0.1, **WITHIN},
+        {"num_kept": None, "popularity_budget_fraction": 0.1, **WITHIN},
         BUDGET | {"num_kept": (*COUNT, 9), "popularity_budget_fraction": SHARE},
-        optional=("num_kept",),
     ),
     "item_gram.ease": Call(
         functools.partial(item_gram.ease, np.eye(2)),
@@ -322,7 +299,6 @@ CALLS = {
         functools.partial(gram.release, KEY, np.ones((2, 5))),
         {"column_bound": 2.0, "max_column_change": None, **WITHIN},
         BUDGET | {"column_bound": (*POSITIVE, 1e200), "max_column_change": (*POSITIVE, 5.0)},
-        optional=("max_column_change",),
     ),
     "gram.release, sampling": Call(
         functools.partial(
@@ -420,21 +396,18 @@ CALLS = {
             "degree": (*INDEX, 3),
             "relative_error": POSITIVE,
         },
-        optional=("query_bound", "scale", "degree"),
     ),
     "cross_attention.sketch, random": Call(
         functools.partial(cross_attention.build, KEY, features="random"),
         {**MEMORY, "num_features": 4, "contribution_bound": None},
         {"num_features": COUNT, "contribution_bound": POSITIVE},
-        optional=("contribution_bound",),
     ),
     "cross_attention.tree": Call(
         functools.partial(cross_attention.build, KEY, mechanism="tree"),
-        {**MEMORY, "degree": 2, "copies": 1, "bins": 2, "scale": None},
+        {**MEMORY, "degree": None, "copies": 1, "bins": None, "scale": None},
         BUDGET
         | MEMORY_BOUNDS
         | {"degree": INDEX, "copies": COUNT, "bins": COUNT, "scale": POSITIVE},
-        optional=("degree", "bins", "scale"),
     ),
     "baselines.mean_of_values": Call(
         functools.partial(baselines.mean_of_values, KEY, V),
@@ -447,7 +420,6 @@ CALLS = {
         BUDGET
         | MEMORY_BOUNDS
         | {"num_queries": (*COUNT, 1), "query_bound": POSITIVE, "scale": POSITIVE},
-        optional=("num_queries", "query_bound", "scale"),
     ),
     "DPTree.build": Call(
         functools.partial(cross_attention.DPTree.build, KEY, np.ones(4)),
@@ -459,14 +431,12 @@ CALLS = {
         functools.partial(cross_attention.DPTreeHighDim.build, KEY, K, np.ones(5)),
         {"bound": 1.0, "weight_bound": 1.0, "power": 2, "bins": None, **WITHIN},
         BUDGET | {"bound": POSITIVE, "weight_bound": POSITIVE, "power": COUNT, "bins": COUNT},
-        optional=("bins",),
         trees=("bound", "weight_bound"),
     ),
     "PolynomialFeatures": Call(
         PolynomialFeatures,
         {"dim": 2, "degree": 2, "scale": None},
         {"dim": COUNT, "degree": INDEX, "scale": POSITIVE},
-        optional=("scale",),
     ),
     "reattention.effective_noise_std": Call(
         reattention.effective_noise_std,
@@ -492,7 +462,6 @@ CALLS = {
         functools.partial(dpx.attention.dot_product_attention, K, K, V),
         {"scale": None},
         {"scale": POSITIVE},
-        optional=("scale",),
     ),
     "synthetic_histories": Call(
         synthetic_histories,
@@ -512,7 +481,7 @@ CASES = [
     for name, call in CALLS.items()
     for argument, values in call.refused.items()
     for value in (*NO_NUMBERS, *values)
-    if not (value is None and argument in call.optional)
+    if not (value is None and (argument in call.optional or call.right[argument] is None))
     if not (value == [1.0] and argument in call.trees)
 ]
 

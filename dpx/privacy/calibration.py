@@ -139,7 +139,8 @@ def _calibrate(
 
     @functools.cache
     def excess(log_multiplier: float) -> float:
-        return math.log(max(spent(math.exp(log_multiplier)) / epsilon, 1e-3)) + 4e-4
+        ratio = spent(math.exp(log_multiplier)) / epsilon
+        return math.log(min(max(ratio, 1e-3), 1e3)) + 4e-4
 
     high = math.log(guess)
     while excess(high) > 0:

@@ -112,8 +112,14 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
         epsilon = pld_bound(event, delta, interval)
         finest = pld_interval(epsilon, steps)
         if interval <= 1.01 * finest or not math.isfinite(epsilon):
-            return epsilon
+            break
         interval = finest
+    if math.isinf(epsilon) and noise > 0:
+        raise ValueError(
+            f"noise_multiplier={noise} is too small for privacy loss distributions, which do not hold an "
+            "epsilon beyond 1e8: use more noise, or accountant='rdp'"
+        )
+    return epsilon
 
 
 def coarse_interval(interval: float, noise: float) -> float:
@@ -129,6 +135,8 @@ def pld_interval(epsilon: float, steps: int) -> float:
 
 def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
     """An upper bound on ε by privacy loss distributions on a grid of that interval, or of a larger one.
+
+    It is infinite where there is so little noise that ε would exceed 1e8.
 
     Raises:
       ValueError: for a δ so small that rounding errors could exceed it, or if the losses do not fit into
@@ -150,10 +158,7 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
             "gigabytes: use accountant='rdp'"
         )
     if planned.interval > _LARGEST_INTERVAL:
-        raise ValueError(
-            f"noise_multiplier={noise} is too small for privacy loss distributions, which do not hold an "
-            "epsilon beyond 1e8: use more noise, or accountant='rdp'"
-        )
+        return math.inf
     try:
         losses = composition.composed(planned)
         return float(losses.get_epsilon_for_delta(delta - planned.rounding))

@@ -62,7 +62,7 @@ PURPOSES = "tests/training/test_purposes.py::"
 SHARED = (
     "tests/experiments/test_keys_of_configs.py::test_no_two_releases_of_a_config_share_a_key[{}]"
 )
-DOOR = "tests/noise/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
+DOOR = "tests/noise/test_noise_release.py::test_every_entry_has_noise_of_its_own_of_the_stated_std"
 
 FAULTS = (
     # -----------------------------------------------------------------------------------------------------
@@ -135,14 +135,14 @@ FAULTS = (
         "dpx/noise/release.py",
         "return rounded.astype(exact.dtype)",
         "return noisy.astype(exact.dtype)",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise_release.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "the grid follows the exact value",
         "dpx/noise/release.py",
         "_, exponent = jnp.frexp(scale * _GRID)",
         "_, exponent = jnp.frexp(noisy * _GRID)",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise_release.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "a value is rounded to the grid to its nearest point, as its low bits say",
@@ -156,7 +156,7 @@ FAULTS = (
         "dpx/noise/lattice.py",
         "noisy = (coarse + (fine + whole.astype(exact.dtype))) * step",
         "noisy = exact + (uniform * 2.0**-_POINTS - 1.5 + normal) * step",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise_release.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "a remainder is rounded by two uniform numbers",
@@ -200,7 +200,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "    with jax.enable_x64(True):\n        noisy = exact.astype",
         "    with jax.enable_x64(False):\n        noisy = exact.astype",
-        "tests/noise/test_noise.py::test_laplace_noise_is_added_in_64_bits",
+        "tests/noise/test_noise_release.py::test_laplace_noise_is_added_in_64_bits",
     ),
     Fault(
         "Laplace noise is drawn in 32 bits",
@@ -1088,14 +1088,14 @@ FAULTS = (
         "dpx/privacy/events.py",
         "            changes[field] = number\n",
         "            changes[field] = value\n",
-        "tests/privacy/test_narrow_numbers.py::test_a_ledger_of_narrow_events_is_one_of_wide_events",
+        "tests/test_narrow_numbers.py::test_what_follows_from_narrow_numbers_follows_from_wide_ones[ledger-float16]",
     ),
     Fault(
         "the noise of an epsilon of 16 bits is computed in 16 bits",
         "dpx/privacy/gaussian.py",
         "    epsilon, delta = check_epsilon(epsilon), check_delta(delta)\n",
         "    check_epsilon(epsilon), check_delta(delta)\n",
-        "tests/privacy/test_narrow_numbers.py::test_gaussian_noise_is_as_much_as_its_epsilon_needs",
+        "tests/test_narrow_numbers.py::test_what_follows_from_narrow_numbers_follows_from_wide_ones[Gaussian-float16]",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Releases of counts
@@ -2505,7 +2505,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "if np.any(is_meant & (std < least)):",
         "if False:",
-        "tests/noise/test_noise.py::test_noise_that_floats_would_flush_is_refused",
+        "tests/noise/test_noise_release.py::test_noise_that_floats_would_flush_is_refused",
     ),
     Fault(
         "noise of a traced size that floats flush to zero is released",
@@ -2519,7 +2519,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "        if not fits:\n",
         "        if False:\n",
-        "tests/noise/test_noise_release.py::test_entries_of_a_release_have_no_draws_in_common",
+        "tests/noise/test_noise_release.py::test_what_would_share_draws_or_guarantee_nothing_is_refused[rows]",
     ),
     Fault(
         "squares of traced clips underflow, and with them the noise",
@@ -2577,7 +2577,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "if law is not None and len(leaves) != 1:",
         "if False:",
-        "tests/noise/test_noise.py::test_a_law_draws_for_one_array",
+        "tests/noise/test_noise_release.py::test_what_would_share_draws_or_guarantee_nothing_is_refused[two]",
     ),
     Fault(
         "a finished training is repeated under another accountant",
@@ -3132,7 +3132,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "for leaf in jax.tree.leaves(released):",
         "for leaf in jax.tree.leaves(released)[:1]:",
-        "tests/noise/test_noise_release.py::test_every_leaf_of_a_release_has_to_be_finite",
+        "tests/noise/test_noise_release.py::test_what_would_share_draws_or_guarantee_nothing_is_refused[leaf]",
     ),
     Fault(
         "that the number of users is public is no assumption",
