@@ -1031,7 +1031,7 @@ FAULTS = (
         "dpx/privacy/events.py",
         "return float(losses.get_epsilon_for_delta(delta - planned.rounding))",
         "return float(losses.get_epsilon_for_delta(delta - planned.rounding)) - interval",
-        "tests/privacy/test_privacy.py::test_ledger_composes_dpsgd_with_gaussians_and_plain "
+        "tests/privacy/test_ledger.py::test_dpsgd_composes_with_gaussians_and_plain "
         "tests/privacy/test_privacy.py::test_an_accountant_never_says_less_than_hypothesis_testing",
     ),
     Fault(
@@ -1046,7 +1046,7 @@ FAULTS = (
         "dpx/privacy/events.py",
         "return math.hypot(*mus)",
         "return max(mus, default=0.0)",
-        "tests/privacy/test_privacy.py::test_ledger_adds_gaussians_exactly",
+        "tests/privacy/test_ledger.py::test_gaussians_add_up_exactly",
     ),
     Fault(
         "compositions are forgotten by the calibration",
@@ -1060,14 +1060,14 @@ FAULTS = (
         "dpx/privacy/ledger.py",
         "plain_delta = math.fsum(spent.delta for spent in plain)",
         "plain_delta = max((spent.delta for spent in plain), default=0.0)",
-        "tests/privacy/test_privacy.py::test_plain_guarantees_add_up",
+        "tests/privacy/test_ledger.py::test_plain_guarantees_add_up",
     ),
     Fault(
         "bare events are missing from the ledger",
         "dpx/privacy/ledger.py",
         "                events.append(spent)\n                continue",
         "                continue",
-        "tests/privacy/test_privacy.py::test_plain_guarantees_add_up",
+        "tests/privacy/test_ledger.py::test_plain_guarantees_add_up",
     ),
     Fault(
         "a cached calibration is believed",
@@ -2534,14 +2534,14 @@ FAULTS = (
         "dpx/privacy/composition.py",
         "return 1e-16 * self.steps",
         "return 1e-19 * self.steps",
-        "tests/privacy/test_extremes.py::test_rounding_of_many_compositions_is_in_epsilon",
+        "tests/privacy/test_composition.py::test_rounding_of_many_compositions_is_in_epsilon",
     ),
     Fault(
         "digits of δ cancel at tiny budgets",
         "dpx/privacy/gaussian.py",
         "if mu < _SMALL_MU:",
         "if False:",
-        "tests/privacy/test_extremes.py::test_tiny_budgets_get_the_noise_that_they_need",
+        "tests/privacy/test_privacy.py::test_gaussian_is_exact_in_delta",
     ),
     Fault(
         "a replay takes two public numbers of one name for one",
@@ -2802,7 +2802,7 @@ FAULTS = (
         "dpx/privacy/dpsgd.py",
         'check_integer(num_examples, "num_examples") + 1',
         'check_integer(num_examples, "num_examples")',
-        "tests/privacy/test_ledger.py::test_a_sample_that_is_cut_off_is_priced_for_one_record_more",
+        "tests/privacy/test_truncated.py::test_a_sample_that_is_cut_off_is_priced_for_one_record_more",
     ),
     Fault(
         "a total forgets its plain guarantees where it is spent again",
@@ -2886,14 +2886,14 @@ FAULTS = (
         "dpx/privacy/calibration.py",
         "0.99 * epsilon <= spent(stored) <= epsilon",
         "0.99 * epsilon <= spent(stored) <= 1.05 * epsilon",
-        "tests/privacy/test_ledger.py::test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used",
+        "tests/privacy/test_privacy.py::test_a_cached_multiplier_is_checked_before_it_is_used",
     ),
     Fault(
         "the budget of a multiplier has a larger δ",
         "dpx/privacy/gaussian.py",
         "small = min(delta, 0.1 / noise_multiplier)",
         "small = max(delta, 0.1 / noise_multiplier)",
-        "tests/privacy/test_ledger.py::test_a_budget_of_a_multiplier_has_no_larger_delta",
+        "tests/privacy/test_privacy.py::test_a_budget_of_a_multiplier_has_no_larger_delta",
     ),
     Fault(
         "that samples are secret is no assumption",

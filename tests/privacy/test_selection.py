@@ -229,13 +229,6 @@ def test_laws_that_are_not_covered_are_named(law, mean, words):
         Trials(law, mean)
 
 
-def test_a_saved_guarantee_keeps_its_event(tmp_path):
-    spent = selected_guarantee([dpsgd(1, 0.1, 9)], LAWS[3], score_noise_multiplier=3.0).guarantee
-    gram = dpx.gram.GramRelease(np.eye(2), spent, None, 1.0)
-    dpx.save(gram, tmp_path / "release")
-    assert dpx.load(tmp_path / "release").guarantee == spent
-
-
 def test_a_selection_assumes_what_its_candidates_do_and_that_the_rest_stays_secret():
     event = dp_accounting.GaussianDpEvent(4.0)
     candidates = [
