@@ -3788,7 +3788,7 @@ FAULTS = (
         "    keys = losses.for_each(jax.random.fold_in, keys.dtype, keys, begins[users])\n"
         "    counts = counts[users]\n",
         "tests/training/test_users.py::test_what_a_user_draws_follows_from_nobody_else[threefry2x32] "
-        "tests/audit/test_replay_users.py"
+        "tests/audit/test_replay_training.py"
         "::test_a_user_moves_each_step_by_their_clipped_gradient_alone[poisson]",
     ),
     Fault(
