@@ -39,6 +39,14 @@ def check_positive(value, name: str, *, zero: bool = False) -> float:
     return number
 
 
+def check_not_negative(value, name: str) -> float:
+    """Returns the value as a float; raises ValueError unless it is at least 0. It may be infinite."""
+    number = check_number(value, name)
+    if not number >= 0:
+        raise ValueError(f"{name}={number} must be at least 0")
+    return number
+
+
 def check_integer(value, name: str, least: int = 1) -> int:
     """Returns the value as an int; raises ValueError unless it is a whole number of at least `least`."""
     number = check_number(value, name)

@@ -1,7 +1,8 @@
 """The laws of noise: sampler and guarantee.
 
 A mechanism releases f(x) + z, where z has independent entries. Its guarantee rests on how far f moves between
-neighbours: the l2 sensitivity for `Gaussian`, the l1 sensitivity for `Laplace` and `TruncatedLaplace`.
+neighbours: the l2 sensitivity for `Gaussian`, the l1 sensitivity for `Laplace` and `TruncatedLaplace`. The
+grid of a release follows from a law's `width`: its standard deviation, or down to half of it.
 """
 
 import dataclasses
@@ -30,28 +31,10 @@ def _check_positive(name: str, value: ArrayLike) -> None:
         check_positive(value, name)
 
 
-class Law:
-    """The base of the three laws, each of which has its own form of the methods that raise here."""
-
-    norm = 1  # the norm, l1 or l2, in which sensitivity is measured
-
-    @property
-    def width(self) -> ArrayLike:
-        """The scale that decides the grid of a release: the standard deviation, or down to half of it."""
-        raise NotImplementedError
-
-    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws from the law, float64. Its parameters may be arrays that broadcast to `shape`.
-
-        The Gaussian law has no sampler, because its noise is never a float (`dpx.noise.lattice`).
-        """
-        raise NotImplementedError
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Gaussian(Law):
-    """N(0, std²)."""
+class Gaussian:
+    """N(0, std²). It has no sampler, because its noise is never a float (`dpx.noise.lattice`)."""
 
     std: float
     norm = 2
@@ -85,15 +68,17 @@ class Gaussian(Law):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Laplace(Law):
+class Laplace:
     """Density exp(−|z| / scale) / (2 scale)."""
 
     scale: float
+    norm = 1
 
     def __post_init__(self):
         _check_positive("scale", self.scale)
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws from the law, float64. Its parameters may be arrays that broadcast to `shape`."""
         with jax.enable_x64(True):
             return self.scale * signed_exponential(key, shape, -jnp.inf)
 
@@ -121,7 +106,7 @@ class Laplace(Law):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TruncatedLaplace(Law):
+class TruncatedLaplace:
     """Density ∝ exp(−|z| / scale) on [−bound, bound] (Geng et al. 2020, arXiv 1810.00877).
 
     `calibrate` gives TLap(Δ, ε, δ): scale Δ/ε and bound (Δ/ε)·log(1 + (e^ε − 1)/(2δ)). Added to every
@@ -135,6 +120,7 @@ class TruncatedLaplace(Law):
 
     scale: float
     bound: float
+    norm = 1
 
     def __post_init__(self):
         _check_positive("scale", self.scale)
@@ -161,6 +147,7 @@ class TruncatedLaplace(Law):
         return cls(scale=sensitivity / epsilon, bound=sensitivity / epsilon * ratio)
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        """As of `Laplace`."""
         with jax.enable_x64(True):
             # In 16 bits the quotient would cut off tails that the guarantee counts on.
             scale, bound = jnp.asarray(self.scale, float), jnp.asarray(self.bound, float)
@@ -196,3 +183,6 @@ class TruncatedLaplace(Law):
             mechanism="truncated Laplace mechanism, "
             f"scale {scale / sensitivity:.6g} per unit of sensitivity",
         )
+
+
+Law = Gaussian | Laplace | TruncatedLaplace

@@ -14,7 +14,7 @@ from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
 from dpx._validate import check_key, check_real
 from dpx.noise.lattice import RESOLUTION, add, step_of
-from dpx.noise.laws import Gaussian, Law
+from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.leaves import Bits, draws_like
 from dpx.noise.stream import check_noise
 
@@ -121,7 +121,7 @@ def release(
         if law is None or isinstance(law, Gaussian):
             noisy = _with_normal_noise(key, leaves, stds, unit)
         else:
-            noisy = [_with_noise_of(law, key, leaves[0])]  # pyright: ignore[reportArgumentType]
+            noisy = [_with_noise_of(law, key, leaves[0])]
         noisy = [
             _unless_flushed(leaf, std, size, may_be_zero=law is None)
             for leaf, std, size in zip(noisy, stds, sizes, strict=True)
@@ -241,7 +241,7 @@ def _with_normal_noise(
     ]
 
 
-def _with_noise_of(law: Law, key: jax.Array, exact: jax.Array) -> jax.Array:
+def _with_noise_of(law: Laplace | TruncatedLaplace, key: Any, exact: jax.Array) -> jax.Array:
     """The value with noise of a law, on multiples of the largest power of two up to 2⁻²⁰ of its scale.
 
     In 64 bits: with 32 too few draws would fall on a point of the grid.

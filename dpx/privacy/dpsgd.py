@@ -18,7 +18,7 @@ from dpx._validate import (
     check_choice,
     check_delta,
     check_integer,
-    check_number,
+    check_not_negative,
     check_sampling_probability,
 )
 from dpx.privacy.allocation import allocation_event
@@ -47,9 +47,7 @@ def dpsgd_event(
     norm (Ganesh et al., arXiv:2508.15089). How often this happens depends on `num_examples`, to which a
     neighbour may add one.
     """
-    noise_multiplier = check_number(noise_multiplier, "noise_multiplier")
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
+    noise_multiplier = check_not_negative(noise_multiplier, "noise_multiplier")
     sampling_probability = check_sampling_probability(sampling_probability)
     steps = check_integer(steps, "steps")
     check_choice(sampling, "sampling", SAMPLINGS)

@@ -215,7 +215,7 @@ def wrong_of_one_run(rng, confidence):
 )
 def test_bounds_hold_at_the_stated_rate(wrong):
     """At confidence 0.8 a fifth may fail, plus 3σ."""
-    audits = 100
+    audits = 60
     failed = sum(wrong(np.random.default_rng(seed), 0.8) for seed in range(audits))
     assert failed <= 0.2 * audits + 3 * np.sqrt(audits * 0.2 * 0.8)
     # A bound that is never wrong would be one that says nothing.

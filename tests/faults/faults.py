@@ -214,7 +214,8 @@ FAULTS = (
         "dpx/noise/secure.py",
         "return steps + math.ceil(rounding(entries))",
         "return steps - math.ceil(rounding(entries))",
-        "tests/noise/test_secure.py",
+        "tests/noise/test_noise_release.py::"
+        "test_rounding_makes_a_record_longer_by_half_a_unit_for_each_entry",
     ),
     Fault(
         "discrete noise has half of its variance",
