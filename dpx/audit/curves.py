@@ -27,8 +27,8 @@ class SampledGaussian:
 
     The mechanism consists of `steps` Gaussian mechanisms, each on a batch that a record is in with
     probability `sampling_probability`, by "poisson" sampling or random "allocation" (`dpx.dpsgd_epsilon`).
-    If that probability is 1, the curves are those of μ-GDP with μ = √steps / noise multiplier. Neighbours
-    differ by adding or removing one record, and a curve holds for both orders.
+    If that probability is 1, the curves are those of μ-GDP with μ = √steps / noise multiplier. A curve holds
+    for adding a record as for removing it.
     """
 
     sampling_probability: float = 1.0

@@ -119,8 +119,7 @@ class CurveAudit(NamedTuple):
       epsilon: A lower bound on ε at the given δ, at least 0, valid with probability `confidence`.
       noise_multiplier: An upper bound on the noise multiplier; infinite if nothing is refuted.
       statistic: The index of the statistic that was chosen.
-      threshold: The value of that statistic at the edge of the rejection region.
-      tail: "upper" for {statistic ≥ threshold}, "lower" for {statistic ≤ threshold}.
+      threshold, tail: The edge of the rejection region, as in `Audit`.
       type_one: An upper confidence bound on the region's probability under the input that it rejects.
       type_two: An upper confidence bound on the complement's probability under the other input.
       confidence: The probability, over the samples, with which the bounds are valid.
@@ -155,8 +154,7 @@ def curve_lower_bound(
     curve, as for DP-SGD, is refuted if the bound exceeds it, whatever the mechanism really is. The statistic
     need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of Differentially
     Private Machine Learning", arXiv:2302.07956, Section 4, with the exact curve of sampled steps in place of
-    an approximation by μ-GDP. As in `epsilon_lower_bound`, the statistic, its threshold and its tail are
-    chosen on the first `selection_fraction` of the samples, which costs no confidence.
+    an approximation by μ-GDP.
 
     Args:
       statistic: Samples under one input, shape (trials,), or (trials, k) for k statistics to choose from.
@@ -164,11 +162,10 @@ def curve_lower_bound(
       other_statistic: The same under the neighbouring input, shape (other_trials,) or (other_trials, k).
       delta: The δ of the claim, in (0, 1).
       model: How the mechanism samples and how many steps it takes.
-      confidence: The probability with which the bound must hold, in (0, 1).
-      selection_fraction: The part of the samples that chooses the test, in (0, 1).
+      confidence, selection_fraction: As in `epsilon_lower_bound`; a part chooses the statistic too.
 
     Raises:
-      ValueError: for samples of other shapes, too few or NaN, or a parameter out of range.
+      ValueError: as `epsilon_lower_bound`.
     """
     check_shares(delta=delta, confidence=confidence, selection_fraction=selection_fraction)
     (choose_p, measure_p), (choose_q, measure_q) = (
@@ -205,13 +202,5 @@ def curve_lower_bound(
     type_one, type_two = errors(measure_p[:, index], measure_q[:, index], threshold, tail)
     bound = smallest_refuted(lambda m: bool(model.tradeoff(m, type_one) > type_two))
     epsilon = model.epsilon(bound, delta) if math.isfinite(bound) else 0.0
-    return CurveAudit(
-        epsilon,
-        bound,
-        index,
-        float(threshold),
-        tail,
-        float(type_one),
-        float(type_two),
-        confidence,
-    )
+    region = index, float(threshold), tail
+    return CurveAudit(epsilon, bound, *region, float(type_one), float(type_two), confidence)

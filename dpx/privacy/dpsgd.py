@@ -39,9 +39,6 @@ def dpsgd_event(
 ) -> DpEvent:
     """The event of `steps` Gaussian mechanisms, each on a batch that a record is in with that probability.
 
-    With "poisson" sampling, batches are independent samples. With random "allocation", each record is in one
-    batch of each epoch of 1 / `sampling_probability` steps, and a run may end within an epoch.
-
     With `max_batch_size`, a sample that is larger is truncated: a uniformly random part of that size is kept.
     A record that joins such a sample may replace another one, and so change the sum by twice the clipping
     norm (Ganesh et al., arXiv:2508.15089). How often this happens depends on `num_examples`, to which a
