@@ -124,7 +124,7 @@ def statistic(
     """
     table = _checked_table(order, vocab_size, start, l2_clip_norm)
     order, vocab_size, start, l2_clip_norm = table.values()
-    tokens, mask = _checked(*block[:2], vocab_size)
+    tokens, mask = _checked(block[0], block[1], vocab_size)
     size = vocab_size**order
     owner, count = _owners(len(tokens), *block[2:])
     cells = _cells(tokens, order, vocab_size, start)[mask]

@@ -156,7 +156,8 @@ def selected_rdp(orders: np.ndarray, rdp: np.ndarray, trials: Trials) -> np.ndar
       rdp: (J,) divergences of one trial, bounds for both directions.
       trials: The law of the number of trials.
     """
-    whole = np.array(_compute_rdp_repeat_and_select(orders, rdp, trials.mean, trials.shape))
+    one = orders.tolist(), rdp.tolist()
+    whole = np.array(_compute_rdp_repeat_and_select(*one, trials.mean, trials.shape))
     # Rényi divergences increase with their order, so that those of higher orders bound those of lower ones.
     return np.minimum.accumulate(whole[::-1])[::-1]
 

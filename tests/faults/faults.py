@@ -2403,8 +2403,8 @@ FAULTS = (
     Fault(
         "a selection is priced for a law of fewer trials",
         "dpx/privacy/selection.py",
-        "rdp, trials.mean, trials.shape)",
-        "rdp, trials.mean, 0.5)",
+        "*one, trials.mean, trials.shape)",
+        "*one, trials.mean, 0.5)",
         "tests/privacy/test_selection.py::test_agrees_with_dp_accounting",
     ),
     Fault(
