@@ -23,14 +23,15 @@ TOKENS, MASK = RNG.integers(0, 4, size=(20, 6)), np.ones((20, 6), bool)
 POINTS, WEIGHTS = RNG.random((6, 2)) / 2, RNG.random(6) / 2
 
 
-def release(number, X=X, **bounds):
+def release(number, **bounds):
     numbers = {k: v if isinstance(v, str) else number(v) for k, v in bounds.items()}
     return gram.release(KEY, X, **numbers, **BUDGET)
 
 
 def traced(number):
-    X32 = X.astype(np.float32)
-    return jax.jit(lambda X: release(number, X, column_bound=1.7).matrix)(X32)
+    bound = number(1.7)  # outside of the program, in which it would be traced
+    program = jax.jit(lambda X: gram.release(KEY, X, column_bound=bound, **BUDGET).matrix)
+    return program(X.astype(np.float32))
 
 
 def gaussian(number):
@@ -161,7 +162,7 @@ PROGRAMS = {
     *(f"{name}-float16" for name in ("Gaussian", "DP-SGD, RDP", "ledger", "sensitivities")),
     *(f"{name}-bfloat16" for name in ("laws", "Gram", "samples", "recommenders", "n-grams")),
 )
-@pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32, jnp.float32])
+@pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_follows_from_narrow_numbers_follows_from_wide_ones(name, narrow):
     found, wide = (PROGRAMS[name](n) for n in (narrow, lambda number: float(narrow(number))))
