@@ -38,13 +38,7 @@ def _standard_promotion():
 
 def promoting(function: _Function) -> _Function:
     """Makes `function` run with JAX's default promotion of types and ranks."""
-
-    @functools.wraps(function)
-    def wrapped(*args, **kwargs):
-        with _standard_promotion():
-            return function(*args, **kwargs)
-
-    return wrapped  # type: ignore[return-value]
+    return _standard_promotion()(function)
 
 
 @contextlib.contextmanager

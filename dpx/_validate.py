@@ -39,6 +39,14 @@ def check_positive(value, name: str, *, zero: bool = False) -> float:
     return number
 
 
+def check_not_negative(value, name: str) -> float:
+    """Returns the value as a float; raises ValueError unless it is at least 0. It may be infinite."""
+    number = check_number(value, name)
+    if not number >= 0:
+        raise ValueError(f"{name}={number} must be at least 0")
+    return number
+
+
 def check_integer(value, name: str, least: int = 1) -> int:
     """Returns the value as an int; raises ValueError unless it is a whole number of at least `least`."""
     number = check_number(value, name)
@@ -60,11 +68,18 @@ def check_clip_of_counts(l2_clip_norm) -> float:
     return l2_clip_norm
 
 
-def check_decay(value, name: str) -> float:
+def check_decay(value, name: str, remedy: str = "") -> float:
     """Returns the value as a float; raises ValueError unless it is a number in (0, 1]."""
     if not 0 < check_number(value, name) <= 1:
-        raise ValueError(f"{name}={value} must be in (0, 1]")
+        raise ValueError(f"{name}={value} must be in (0, 1]{remedy}")
     return float(value)
+
+
+def check_sampling_probability(value) -> float:
+    """`check_decay` of a sampling probability."""
+    return check_decay(
+        value, "sampling_probability", ": use expected batch size / number of records"
+    )
 
 
 def check_epsilon(epsilon: float, name: str = "epsilon") -> float:
@@ -96,8 +111,9 @@ def check_key(key) -> None:
         raise wrong_key(key)
     if not isinstance(key, Tracer) and getattr(key, "is_fully_addressable", True):
         with jax.ensure_compile_time_eval():  # for a key that a program under `jit` closes over
-            words = np.ravel(jax.random.key_data(key) if typed else key)
-        warn_of_guess(int(words[0]) == 0, "key")
+            words = jax.random.key_data(key) if typed else key
+        if not isinstance(words, Tracer):  # as inside `shard_map`
+            warn_of_guess(int(np.ravel(words)[0]) == 0, "key")
 
 
 def warn_of_guess(small: bool, name: str) -> None:

@@ -28,9 +28,8 @@ class NGram(NamedTuple):
         Raises:
           ValueError: for a number that is not a token of the vocabulary; padding has to be one too.
         """
-        _validate.check_real(tokens, "tokens")
-        vocab_size, tokens = self.probabilities.shape[1], np.asarray(tokens)
-        tokens = _checked(tokens, np.ones(tokens.shape, bool), vocab_size)
+        vocab_size = self.probabilities.shape[1]
+        tokens, _ = _checked(tokens, np.ones(np.shape(tokens), bool), vocab_size)
         cells = _cells(tokens, self.order, vocab_size, self.start)
         return np.log(self.probabilities.ravel()[cells])
 
@@ -125,8 +124,7 @@ def statistic(
     """
     table = _checked_table(order, vocab_size, start, l2_clip_norm)
     order, vocab_size, start, l2_clip_norm = table.values()
-    tokens, mask = _arrays(*block[:2])
-    tokens = _checked(tokens, mask, vocab_size)
+    tokens, mask = _checked(block[0], block[1], vocab_size)
     size = vocab_size**order
     owner, count = _owners(len(tokens), *block[2:])
     cells = _cells(tokens, order, vocab_size, start)[mask]
@@ -150,8 +148,8 @@ def without_privacy(
       ValueError: as `statistic`.
     """
     order, vocab_size, start, _ = _checked_table(order, vocab_size, start, 1.0).values()
-    tokens, mask = _arrays(tokens, mask)
-    cells = _cells(_checked(tokens, mask, vocab_size), order, vocab_size, start)[mask]
+    tokens, mask = _checked(tokens, mask, vocab_size)
+    cells = _cells(tokens, order, vocab_size, start)[mask]
     counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
     return _smooth(counts, order, vocab_size, 0.0)
 
@@ -162,14 +160,9 @@ def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
     A start that is not a token would be counted in the cell of another n-gram, beside that n-gram's own
     count.
     """
-    order, vocab_size, start = (
-        _validate.check_integer(value, name, least)
-        for name, value, least in (
-            ("order", order, 1),
-            ("vocab_size", vocab_size, 1),
-            ("start", start, 0),
-        )
-    )
+    order = _validate.check_integer(order, "order")
+    vocab_size = _validate.check_integer(vocab_size, "vocab_size")
+    start = _validate.check_integer(start, "start", 0)
     if start >= vocab_size:
         raise ValueError(f"start={start} must be a token, less than vocab_size={vocab_size}")
     if order > 64 or vocab_size**order > _MAX_CELLS:
@@ -199,17 +192,14 @@ def _owners(rows: int, users: np.ndarray | None = None) -> tuple[np.ndarray, int
     return owners, len(known)
 
 
-def _arrays(tokens, mask) -> tuple[np.ndarray, np.ndarray]:
-    _validate.check_real(tokens, "tokens")
-    _validate.check_real(mask, "mask")
-    return np.asarray(tokens), np.asarray(mask)
-
-
-def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The tokens, with numbers that are not tokens replaced where the mask is False.
+def _checked(tokens, mask, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and mask as arrays, with numbers that are not tokens replaced where the mask is False.
 
     Such a number would otherwise be the index of another n-gram's cell, and be counted there.
     """
+    _validate.check_real(tokens, "tokens")
+    _validate.check_real(mask, "mask")
+    tokens, mask = np.asarray(tokens), np.asarray(mask)
     if tokens.ndim != 2 or mask.shape != tokens.shape or not tokens.shape[1]:
         raise ValueError(
             f"tokens and mask have shapes {tokens.shape} and {mask.shape}, which must be one shape (N, L) "
@@ -226,7 +216,7 @@ def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarra
         raise ValueError(f"tokens of dtype {tokens.dtype} must be integers in [0, {vocab_size})")
     if np.any(mask & ((tokens < 0) | (tokens >= vocab_size))):
         raise ValueError(f"tokens must be in [0, {vocab_size}): clip or leave out the others")
-    return np.where(mask, tokens, 0)
+    return np.where(mask, tokens, 0), mask
 
 
 def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.ndarray:

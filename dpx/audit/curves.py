@@ -13,7 +13,7 @@ import math
 import numpy as np
 from scipy import special
 
-from dpx._validate import check_choice, check_integer, check_number
+from dpx._validate import check_choice, check_integer, check_sampling_probability
 from dpx.privacy import composition
 from dpx.privacy.dpsgd import SAMPLINGS, dpsgd_epsilon, dpsgd_event
 
@@ -27,8 +27,8 @@ class SampledGaussian:
 
     The mechanism consists of `steps` Gaussian mechanisms, each on a batch that a record is in with
     probability `sampling_probability`, by "poisson" sampling or random "allocation" (`dpx.dpsgd_epsilon`).
-    If that probability is 1, the curves are those of μ-GDP with μ = √steps / noise multiplier. Neighbours
-    differ by adding or removing one record, and a curve holds for both orders.
+    If that probability is 1, the curves are those of μ-GDP with μ = √steps / noise multiplier. A curve holds
+    for adding a record as for removing it.
     """
 
     sampling_probability: float = 1.0
@@ -36,11 +36,7 @@ class SampledGaussian:
     sampling: str = "poisson"
 
     def __post_init__(self):
-        if not 0 < check_number(self.sampling_probability, "sampling_probability") <= 1:
-            raise ValueError(
-                f"sampling_probability={self.sampling_probability} must be in (0, 1]: "
-                "use expected batch size / number of records"
-            )
+        check_sampling_probability(self.sampling_probability)
         check_integer(self.steps, "steps")
         check_choice(self.sampling, "sampling", SAMPLINGS)
 

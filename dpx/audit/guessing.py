@@ -71,9 +71,7 @@ def one_run_lower_bound(
         )
     if np.isnan(scores).any():
         raise ValueError("scores holds NaN: every canary must have a number or ±inf")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
-    check_shares(confidence=confidence)
+    check_shares(delta=delta, confidence=confidence)
     canaries = scores.size
     guesses = check_integer(max(1, canaries // 32) if guesses is None else guesses, "guesses")
     if guesses > canaries:

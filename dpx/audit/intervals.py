@@ -69,11 +69,22 @@ def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.unique(np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest"))
 
 
-def count(ordered: np.ndarray, cuts, tail: str):
-    """The number of sorted samples in the region of each threshold."""
-    if tail == "upper":
-        return ordered.size - np.searchsorted(ordered, cuts, side="left")
-    return np.searchsorted(ordered, cuts, side="right")
+def rates(p: np.ndarray, q: np.ndarray, cuts, tail: str, failure: float):
+    """Bounds on the probability of the region of each threshold, from sorted samples under two inputs.
+
+    Returns:
+      A lower bound under the input that makes the region likelier, which is that of `p` for the tail "upper",
+      and an upper bound under the other; each is wrong with probability at most `failure`.
+    """
+    likelier, other = (p, q) if tail == "upper" else (q, p)
+    bounds = []
+    for ordered in (likelier, other):
+        if tail == "upper":
+            hits = ordered.size - np.searchsorted(ordered, cuts, side="left")
+        else:
+            hits = np.searchsorted(ordered, cuts, side="right")
+        bounds.append(clopper_pearson(hits, ordered.size, failure))
+    return bounds[0][0], bounds[1][1]
 
 
 def clopper_pearson(hits, trials: int, failure: float):

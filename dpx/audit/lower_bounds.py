@@ -33,11 +33,12 @@ from dpx.audit.intervals import (
     as_floats,
     candidates,
     check_shares,
-    clopper_pearson,
-    count,
+    rates,
     smallest_refuted,
     split,
 )
+
+TAILS = ("upper", "lower")
 
 
 class Audit(NamedTuple):
@@ -97,25 +98,16 @@ def epsilon_lower_bound(
         for name, values in (("statistic", statistic), ("other_statistic", other_statistic))
     )
     failure = (1.0 - confidence) / 2
-
     thresholds = candidates(choose_p, choose_q)
 
-    def rates(p, q, cuts, tail):
-        """Bounds on the probability of the region under the likelier and under the less likely input."""
-        likelier, other = (p, q) if tail == "upper" else (q, p)
-        return (
-            clopper_pearson(count(likelier, cuts, tail), likelier.size, failure)[0],
-            clopper_pearson(count(other, cuts, tail), other.size, failure)[1],
-        )
-
-    def bound(p, q, cuts, tail):
-        high, low = rates(p, q, cuts, tail)
+    def score(tail):
+        high, low = rates(choose_p, choose_q, thresholds, tail, failure)
         return np.log(np.maximum(high - delta, 0.0) + np.finfo(float).tiny) - np.log(low)
 
-    scores = {tail: bound(choose_p, choose_q, thresholds, tail) for tail in ("upper", "lower")}
+    scores = {tail: score(tail) for tail in TAILS}
     tail = max(scores, key=lambda name: scores[name].max())
     threshold = thresholds[np.argmax(scores[tail])]
-    high, low = rates(measure_p, measure_q, threshold, tail)
+    high, low = rates(measure_p, measure_q, threshold, tail, failure)
     epsilon = max(0.0, float(np.log((high - delta) / low))) if high > delta else 0.0
     return Audit(epsilon, float(threshold), tail, float(high), float(low), confidence)
 
@@ -127,8 +119,7 @@ class CurveAudit(NamedTuple):
       epsilon: A lower bound on ε at the given δ, at least 0, valid with probability `confidence`.
       noise_multiplier: An upper bound on the noise multiplier; infinite if nothing is refuted.
       statistic: The index of the statistic that was chosen.
-      threshold: The value of that statistic at the edge of the rejection region.
-      tail: "upper" for {statistic ≥ threshold}, "lower" for {statistic ≤ threshold}.
+      threshold, tail: The edge of the rejection region, as in `Audit`.
       type_one: An upper confidence bound on the region's probability under the input that it rejects.
       type_two: An upper confidence bound on the complement's probability under the other input.
       confidence: The probability, over the samples, with which the bounds are valid.
@@ -163,8 +154,7 @@ def curve_lower_bound(
     curve, as for DP-SGD, is refuted if the bound exceeds it, whatever the mechanism really is. The statistic
     need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of Differentially
     Private Machine Learning", arXiv:2302.07956, Section 4, with the exact curve of sampled steps in place of
-    an approximation by μ-GDP. As in `epsilon_lower_bound`, the statistic, its threshold and its tail are
-    chosen on the first `selection_fraction` of the samples, which costs no confidence.
+    an approximation by μ-GDP.
 
     Args:
       statistic: Samples under one input, shape (trials,), or (trials, k) for k statistics to choose from.
@@ -172,15 +162,12 @@ def curve_lower_bound(
       other_statistic: The same under the neighbouring input, shape (other_trials,) or (other_trials, k).
       delta: The δ of the claim, in (0, 1).
       model: How the mechanism samples and how many steps it takes.
-      confidence: The probability with which the bound must hold, in (0, 1).
-      selection_fraction: The part of the samples that chooses the test, in (0, 1).
+      confidence, selection_fraction: As in `epsilon_lower_bound`; a part chooses the statistic too.
 
     Raises:
-      ValueError: for samples of other shapes, too few or NaN, or a parameter out of range.
+      ValueError: as `epsilon_lower_bound`.
     """
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
-    check_shares(confidence=confidence, selection_fraction=selection_fraction)
+    check_shares(delta=delta, confidence=confidence, selection_fraction=selection_fraction)
     (choose_p, measure_p), (choose_q, measure_q) = (
         split(name, values[:, None] if values.ndim == 1 else values, selection_fraction, axes=2)
         for name, values in (
@@ -197,19 +184,13 @@ def curve_lower_bound(
 
     def errors(p, q, cuts, tail):
         """Upper bounds on the type I and the type II error."""
-        one, two = (q, p) if tail == "upper" else (p, q)
-        missed = len(two) - count(two, cuts, tail)
-        return (
-            clopper_pearson(count(one, cuts, tail), len(one), failure)[1],
-            clopper_pearson(missed, len(two), failure)[1],
-        )
+        high, low = rates(np.sort(p), np.sort(q), cuts, tail, failure)
+        return low, 1 - high
 
     tests = []  # (statistic, tail, thresholds, type I errors, type II errors)
-    for index in range(choose_p.shape[1]):
-        p, q = np.sort(choose_p[:, index]), np.sort(choose_q[:, index])
+    for index, (p, q) in enumerate(zip(choose_p.T, choose_q.T, strict=True)):
         cuts = candidates(p, q)
-        for tail in ("upper", "lower"):
-            tests.append((index, tail, cuts, *errors(p, q, cuts, tail)))
+        tests += [(index, tail, cuts, *errors(p, q, cuts, tail)) for tail in TAILS]
 
     def margin(test, noise_multiplier):
         return model.tradeoff(noise_multiplier, test[3]) - test[4]
@@ -218,17 +199,8 @@ def curve_lower_bound(
     at = chosen if math.isfinite(chosen) else 1.0
     index, tail, cuts, *_ = best = max(tests, key=lambda test: margin(test, at).max())
     threshold = cuts[np.argmax(margin(best, at))]
-    p, q = np.sort(measure_p[:, index]), np.sort(measure_q[:, index])
-    type_one, type_two = errors(p, q, threshold, tail)
+    type_one, type_two = errors(measure_p[:, index], measure_q[:, index], threshold, tail)
     bound = smallest_refuted(lambda m: bool(model.tradeoff(m, type_one) > type_two))
     epsilon = model.epsilon(bound, delta) if math.isfinite(bound) else 0.0
-    return CurveAudit(
-        epsilon,
-        bound,
-        index,
-        float(threshold),
-        tail,
-        float(type_one),
-        float(type_two),
-        confidence,
-    )
+    region = index, float(threshold), tail
+    return CurveAudit(epsilon, bound, *region, float(type_one), float(type_two), confidence)

@@ -53,9 +53,7 @@ def step_lower_bound(
       ValueError: for arrays of other shapes, projections that are not finite, a canary that was never or
         always sampled, or a parameter out of range.
     """
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
-    check_shares(confidence=confidence)
+    check_shares(delta=delta, confidence=confidence)
     x = as_floats(projections, "projections")
     check_real(sampled, "sampled")
     b = np.asarray(sampled, bool)

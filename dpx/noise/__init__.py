@@ -1,20 +1,13 @@
 """Additive noise: the one function that adds it to releases, and the laws of what it adds.
 
 `release` adds noise to private statistics, and `secure.release_whole` does so where arithmetic must be exact.
-Nothing else in this project adds noise. Both are told the exact value, how far one record may move it, and
-the noise per unit of that distance. `dpx.audit.replay` watches them, and compares two runs on neighbouring
+Nothing else in this project adds noise. `dpx.audit.replay` watches them and compares two runs on neighbouring
 data with what was declared here. The sampled Gram matrix (`dpx.gram.wishart`) is no sum with noise. It is
 made of `dpx.noise.coupled` and `dpx.noise.grid`, and watched in the same way.
 
-The guarantees are those of real-valued laws. What the machine draws has a law of its own (Mironov, CCS 2012):
-
-- Normal noise is a whole number that is added to a value which was rounded at random to a public grid. Its
-  law is that of the real Gaussian mechanism to within 1e-20 of KL divergence a coordinate, in 32 bits as in
-  64; `dpx.noise.lattice` has the proof, which names every random bit and every rounding.
-- Laplace noise is drawn and added in 64 bits, and the sum is rounded to a grid of 2⁻²⁰ of the noise's scale.
-  The probability of a grid point is that of the law within a factor of 1 ± 2e-8.
-- No tail is cut off (`dpx.noise.tails`). Every draw has as many random bits as its tail needs, so that
-  nothing has to be added to δ, whatever ε is. Draws of a stream have fewer, and small noise is refused there.
+The guarantees are those of real-valued laws. What the machine draws has a law of its own (Mironov, CCS 2012).
+That of normal noise is the real one to within 1e-20 of KL divergence a coordinate (`dpx.noise.lattice`), and
+that of Laplace noise, on its grid, within a factor of 1 ± 2e-8. No tail is cut off (`dpx.noise.tails`).
 
 Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.release`). Bits
 come from JAX's generator. A release that is made at once closes both gaps with `secure=True`: it sums exact

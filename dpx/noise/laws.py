@@ -1,7 +1,8 @@
-"""The laws of noise: density, variance, sampler and guarantee.
+"""The laws of noise: sampler and guarantee.
 
 A mechanism releases f(x) + z, where z has independent entries. Its guarantee rests on how far f moves between
-neighbours: the l2 sensitivity for `Gaussian`, the l1 sensitivity for `Laplace` and `TruncatedLaplace`.
+neighbours: the l2 sensitivity for `Gaussian`, the l1 sensitivity for `Laplace` and `TruncatedLaplace`. The
+grid of a release follows from a law's `width`: its standard deviation, or down to half of it.
 """
 
 import dataclasses
@@ -30,51 +31,16 @@ def _check_positive(name: str, value: ArrayLike) -> None:
         check_positive(value, name)
 
 
-class Law:
-    """The base of the three laws, each of which has its own form of the methods that raise here."""
-
-    norm = 1  # the norm, l1 or l2, in which sensitivity is measured
-
-    @property
-    def width(self) -> ArrayLike:
-        """The scale that decides the grid of a release: the standard deviation, or down to half of it."""
-        raise NotImplementedError
-
-    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws from the law, float64. Its parameters may be arrays that broadcast to `shape`.
-
-        The Gaussian law has no sampler, because its noise is never a float (`dpx.noise.lattice`).
-        """
-        raise NotImplementedError
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        """The log of the probability density at z, elementwise; −∞ outside the support."""
-        raise NotImplementedError
-
-    def density(self, z: ArrayLike) -> jax.Array:
-        """The probability density at z, elementwise."""
-        return jnp.exp(self.log_density(z))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Gaussian(Law):
-    """N(0, std²)."""
+class Gaussian:
+    """N(0, std²). It has no sampler, because its noise is never a float (`dpx.noise.lattice`)."""
 
     std: float
     norm = 2
 
     def __post_init__(self):
         _check_positive("std", self.std)
-
-    @property
-    def variance(self) -> float:
-        return self.std**2
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        return -0.5 * jnp.square(jnp.asarray(z) / self.std) - jnp.log(
-            self.std * math.sqrt(2 * math.pi)
-        )
 
     @property
     def width(self) -> ArrayLike:
@@ -102,22 +68,17 @@ class Gaussian(Law):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Laplace(Law):
+class Laplace:
     """Density exp(−|z| / scale) / (2 scale)."""
 
     scale: float
+    norm = 1
 
     def __post_init__(self):
         _check_positive("scale", self.scale)
 
-    @property
-    def variance(self) -> float:
-        return 2 * self.scale**2
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        return -jnp.abs(jnp.asarray(z)) / self.scale - jnp.log(2 * self.scale)
-
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws from the law, float64. Its parameters may be arrays that broadcast to `shape`."""
         with jax.enable_x64(True):
             return self.scale * signed_exponential(key, shape, -jnp.inf)
 
@@ -145,7 +106,7 @@ class Laplace(Law):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TruncatedLaplace(Law):
+class TruncatedLaplace:
     """Density ∝ exp(−|z| / scale) on [−bound, bound] (Geng et al. 2020, arXiv 1810.00877).
 
     `calibrate` gives TLap(Δ, ε, δ): scale Δ/ε and bound (Δ/ε)·log(1 + (e^ε − 1)/(2δ)). Added to every
@@ -159,6 +120,7 @@ class TruncatedLaplace(Law):
 
     scale: float
     bound: float
+    norm = 1
 
     def __post_init__(self):
         _check_positive("scale", self.scale)
@@ -184,23 +146,8 @@ class TruncatedLaplace(Law):
             ratio = epsilon - math.log(2 * delta)
         return cls(scale=sensitivity / epsilon, bound=sensitivity / epsilon * ratio)
 
-    @property
-    def variance(self) -> float:
-        """Exact; equal to Fact 3.5 of Ke et al. (Theorem 3 of Geng et al.) for a calibrated law."""
-        ratio = self.bound / self.scale
-        if ratio < 0.01:  # where 2 cancels, and the next term of the series is below 1e-12
-            return self.bound**2 * (1 / 3 - ratio / 12 + ratio**2 / 360 + ratio**3 / 720)
-        tail = (ratio**2 + 2 * ratio) * math.exp(-ratio) / -math.expm1(-ratio)
-        return self.scale**2 * (2 - tail)
-
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        z = jnp.asarray(z)
-        mass = 2 * self.scale * -jnp.expm1(-self.bound / self.scale)
-        return jnp.where(jnp.abs(z) <= self.bound, -jnp.abs(z) / self.scale, -jnp.inf) - jnp.log(
-            mass
-        )
-
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        """As of `Laplace`."""
         with jax.enable_x64(True):
             # In 16 bits the quotient would cut off tails that the guarantee counts on.
             scale, bound = jnp.asarray(self.scale, float), jnp.asarray(self.bound, float)
@@ -236,3 +183,6 @@ class TruncatedLaplace(Law):
             mechanism="truncated Laplace mechanism, "
             f"scale {scale / sensitivity:.6g} per unit of sensitivity",
         )
+
+
+Law = Gaussian | Laplace | TruncatedLaplace

@@ -14,7 +14,7 @@ from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
 from dpx._validate import check_key, check_real
 from dpx.noise.lattice import RESOLUTION, add, step_of
-from dpx.noise.laws import Gaussian, Law
+from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.leaves import Bits, draws_like
 from dpx.noise.stream import check_noise
 
@@ -114,12 +114,14 @@ def release(
         for size in sizes:
             _check_shows(label, wide, *size)
         unit = [jnp.asarray(one, wide) for one in unit]
+        stds = [
+            functools.reduce(jnp.multiply, [jnp.asarray(each, wide) for each in size])
+            for size in sizes
+        ]
         if law is None or isinstance(law, Gaussian):
-            stds = [_std(size, wide) for size in sizes]
             noisy = _with_normal_noise(key, leaves, stds, unit)
         else:
-            stds = [jnp.asarray(law.width, wide)]
-            noisy = [_with_noise_of(law, key, leaves[0])]  # pyright: ignore[reportArgumentType]
+            noisy = [_with_noise_of(law, key, leaves[0])]
         noisy = [
             _unless_flushed(leaf, std, size, may_be_zero=law is None)
             for leaf, std, size in zip(noisy, stds, sizes, strict=True)
@@ -222,10 +224,6 @@ def _is_subnormal(size: Any) -> Any:
     return bits - 1 < 2 ** (jnp.finfo(size.dtype).nmant + 1) - 1
 
 
-def _std(size: tuple, dtype: Any) -> jax.Array:
-    return functools.reduce(jnp.multiply, [jnp.asarray(number, dtype) for number in size])
-
-
 def _with_normal_noise(
     key: jax.Array | Bits, leaves: list[jax.Array], stds: list[jax.Array], unit: list[jax.Array]
 ) -> list[jax.Array]:
@@ -243,17 +241,17 @@ def _with_normal_noise(
     ]
 
 
-def _with_noise_of(law: Law, key: jax.Array, exact: jax.Array) -> jax.Array:
-    """The value with noise of a law, in 64 bits: with 32 too few draws would fall on a point of the grid."""
+def _with_noise_of(law: Laplace | TruncatedLaplace, key: Any, exact: jax.Array) -> jax.Array:
+    """The value with noise of a law, on multiples of the largest power of two up to 2⁻²⁰ of its scale.
+
+    In 64 bits: with 32 too few draws would fall on a point of the grid.
+    """
     with jax.enable_x64(True):
         noisy = exact.astype(jnp.float64) + law.sample(key, exact.shape)
-        return _on_grid(noisy, jnp.asarray(law.width, jnp.float64)).astype(exact.dtype)
-
-
-def _on_grid(noisy: jax.Array, scale: jax.Array) -> jax.Array:
-    """Rounds to multiples of the largest power of two up to 2⁻²⁰ of a scale."""
-    _, exponent = jnp.frexp(scale * _GRID)
-    step = jnp.ldexp(jnp.ones_like(scale), exponent - 1)
-    steps = noisy / step
-    # Where noise does not show in the value, there is nothing to round.
-    return jnp.where(jnp.isfinite(steps), jnp.round(steps) * step, noisy)
+        scale = jnp.asarray(law.width, jnp.float64)
+        _, exponent = jnp.frexp(scale * _GRID)
+        step = jnp.ldexp(jnp.ones_like(scale), exponent - 1)
+        steps = noisy / step
+        # Where noise does not show in the value, there is nothing to round.
+        rounded = jnp.where(jnp.isfinite(steps), jnp.round(steps) * step, noisy)
+        return rounded.astype(exact.dtype)

@@ -171,19 +171,7 @@ def release_whole(
     noise_multiplier: float,
     label: str,
 ) -> np.ndarray:
-    """Releases integers with discrete Gaussian noise, as `dpx.noise.release` does floating-point numbers.
-
-    Guarantee: that of the Gaussian mechanism with this noise multiplier (module docstring), if `exact`
-    differs between neighbours by a vector of l2 norm at most `sensitivity`.
-
-    Args:
-      exact: int64, of any shape.
-      sensitivity: The bound, in the units of `exact`.
-      noise_multiplier: The standard deviation of the noise per unit of sensitivity.
-      label: As in `dpx.noise.release`.
-
-    Returns:
-      int64, like `exact`.
+    """Releases integers with discrete Gaussian noise, int64 like `exact`: `release_integers` without a key.
 
     Raises:
       ValueError: for a sensitivity or a noise multiplier that is negative or not finite, or for noise that 64

@@ -1,12 +1,12 @@
 """A cache, in the user's cache directory, for numbers that are slow to compute and quick to check."""
 
+import contextlib
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
 from dpx import _storage
 
@@ -26,32 +26,24 @@ def remember(key: dict, compute: Callable[[], float], holds: Callable[[float], b
       holds: Checks a number that was read; called once in a process.
     """
     name = json.dumps({**key, "dp-accounting": metadata.version("dp-accounting")}, sort_keys=True)
-    if name in _known:
-        return _known[name]
-    stored = _read(name)
-    if stored is not None and holds(stored):
-        _known[name] = stored
-        return stored
-    value = _known[name] = compute()
-    try:
-        path = _storage.user_cache() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, delete=False, encoding="utf-8"
-        ) as file:
-            json.dump({"key": name, "value": value}, file)
-        os.replace(file.name, path)
-    except (OSError, RuntimeError):
-        pass
-    return value
+    if name not in _known:
+        stored = _read(name)
+        if stored is not None and holds(stored):
+            _known[name] = stored
+        else:
+            value = _known[name] = compute()
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                _storage.write_text(_path(name), json.dumps({"key": name, "value": value}))
+    return _known[name]
+
+
+def _path(name: str) -> Path:
+    return _storage.user_cache() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
 
 def _read(name: str) -> float | None:
-    try:
-        path = _storage.user_cache() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
-        entry = json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
+        entry = json.loads(_path(name).read_text(encoding="utf-8"))
         if entry["key"] == name and 0 < entry["value"] < math.inf:
             return float(entry["value"])
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
-        pass
     return None

@@ -5,6 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent
@@ -15,7 +16,7 @@ from dpx._validate import check_delta, check_epsilon
 from dpx.privacy import _cache
 from dpx.privacy.allocation import epoch
 from dpx.privacy.dpsgd import accounted, check_accountant, dpsgd_event
-from dpx.privacy.events import check_event, count_steps, pld_interval
+from dpx.privacy.events import check_event, count_steps, gaussian_mu, pld_interval
 from dpx.privacy.gaussian import gaussian_noise_multiplier
 
 _COARSE = 8  # the first search of a calibration by allocation uses a grid so many times coarser
@@ -45,31 +46,30 @@ def calibrate_dpsgd(
     Raises:
       ValueError: for an argument out of range, or if `beside` alone costs ε or more.
     """
-    epsilon = check_epsilon(epsilon)
-
-    def event(multiplier: float) -> DpEvent:
-        run = dpsgd_event(
-            multiplier,
-            sampling_probability=sampling_probability,
-            steps=steps,
-            num_examples=num_examples,
-            max_batch_size=max_batch_size,
-            sampling=sampling,
-        )
-        return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
-
-    event(1.0)  # checks the arguments
-    sampling_probability, steps = float(sampling_probability), int(steps)
-    check_accountant(accountant, max_batch_size, sampling)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    settings: dict[str, Any] = {
+        "sampling_probability": sampling_probability,
+        "steps": steps,
+        "num_examples": num_examples,
+        "max_batch_size": max_batch_size,
+        "sampling": sampling,
+    }
     if beside is not None:
         beside = check_event(beside, "beside")
+
+    def event(multiplier: float) -> DpEvent:
+        run = dpsgd_event(multiplier, **settings)
+        return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
+
+    described = event(1.0)  # checks the arguments
+    sampling_probability, steps = float(sampling_probability), int(steps)
+    check_accountant(accountant, max_batch_size, sampling)
     uses, sampled = steps, 1.0  # the most uses of a record, and the probability that there is one
     if sampling == "allocation":
         number, _, length = epoch(steps - 1, sampling_probability)
         uses, sampled = number + 1, 1.0 if number else steps / length
     elif sampling_probability < 1:
         sampled = -math.expm1(steps * math.log1p(-sampling_probability))
-    delta = check_delta(delta)
     if delta >= sampled:
         raise ValueError(
             f"delta={delta} covers all that a run can cost: a record is sampled at all with probability "
@@ -79,25 +79,12 @@ def calibrate_dpsgd(
         raise ValueError(
             f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
         )
-    cut = {}
-    if max_batch_size is not None and num_examples is not None:
-        cut = {"cut": [int(num_examples), int(max_batch_size)]}
-    key = cut | ({"sampling": sampling} if sampling != "poisson" else {})
-    key |= {
-        "calibrate_dpsgd": 1,
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "sampling_probability": float(sampling_probability),
-        "steps": int(steps),
-        "accountant": accountant,
-        "beside": str(beside),
-    }
     # Sampling only adds privacy, so this is enough noise for the run by itself, if the accountant is exact.
     enough = gaussian_noise_multiplier(epsilon, delta, compositions=uses)
-    if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:
+    if gaussian_mu(described) is not None and beside is None and accountant == "pld":
         return enough
     # ε has to be exact only near its target, so that one interval serves the whole search.
-    interval = pld_interval(epsilon, count_steps(event(1.0))[0])
+    interval = pld_interval(epsilon, count_steps(described)[0])
     if accountant == "pld" and 9 / enough > 1e5 * interval:
         raise ValueError(
             f"delta={delta} must be less than 20 times the larger of epsilon={epsilon} and 1e-3, or "
@@ -127,7 +114,7 @@ def calibrate_dpsgd(
         return _calibrate(spent, epsilon, guess, width=5e-3, accuracy=1e-4)
 
     return _cache.remember(
-        key,
+        {"event": str(described), "epsilon": epsilon, "delta": delta, "accountant": accountant},
         calibrated,
         lambda stored: 0.99 * epsilon <= spent(stored) <= epsilon,
     )
@@ -152,7 +139,8 @@ def _calibrate(
 
     @functools.cache
     def excess(log_multiplier: float) -> float:
-        return math.log(max(spent(math.exp(log_multiplier)) / epsilon, 1e-3)) + 4e-4
+        ratio = spent(math.exp(log_multiplier)) / epsilon
+        return math.log(min(max(ratio, 1e-3), 1e3)) + 4e-4
 
     high = math.log(guess)
     while excess(high) > 0:

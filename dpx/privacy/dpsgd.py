@@ -14,14 +14,15 @@ from dp_accounting import DpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from dpx._validate import check_choice, check_delta, check_integer, check_number
-from dpx.privacy.allocation import allocation_event
-from dpx.privacy.events import (
-    coarse_interval,
-    event_epsilon,
-    gaussian_mu,
-    pld_bound,
+from dpx._validate import (
+    check_choice,
+    check_delta,
+    check_integer,
+    check_not_negative,
+    check_sampling_probability,
 )
+from dpx.privacy.allocation import allocation_event
+from dpx.privacy.events import coarse_interval, event_epsilon, gaussian_mu, pld_bound
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
 
 SAMPLINGS = ("poisson", "allocation")
@@ -38,18 +39,13 @@ def dpsgd_event(
 ) -> DpEvent:
     """The event of `steps` Gaussian mechanisms, each on a batch that a record is in with that probability.
 
-    With "poisson" sampling, batches are independent samples. With random "allocation", each record is in one
-    batch of each epoch of 1 / `sampling_probability` steps, and a run may end within an epoch.
-
     With `max_batch_size`, a sample that is larger is truncated: a uniformly random part of that size is kept.
     A record that joins such a sample may replace another one, and so change the sum by twice the clipping
     norm (Ganesh et al., arXiv:2508.15089). How often this happens depends on `num_examples`, to which a
     neighbour may add one.
     """
-    noise_multiplier = check_number(noise_multiplier, "noise_multiplier")
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
-    sampling_probability = _check_probability(sampling_probability)
+    noise_multiplier = check_not_negative(noise_multiplier, "noise_multiplier")
+    sampling_probability = check_sampling_probability(sampling_probability)
     steps = check_integer(steps, "steps")
     check_choice(sampling, "sampling", SAMPLINGS)
     if (num_examples is None) != (max_batch_size is None):
@@ -90,7 +86,7 @@ def truncation_probability(
     """
     check_integer(num_examples, "num_examples")
     check_integer(max_batch_size, "max_batch_size")
-    _check_probability(sampling_probability)
+    check_sampling_probability(sampling_probability)
     return float(stats.binom.sf(max_batch_size, num_examples, sampling_probability))
 
 
@@ -110,16 +106,15 @@ def dpsgd_epsilon(
     Args:
       noise_multiplier: The standard deviation of the noise on the *sum* of clipped gradients, over the
         clipping norm.
-      delta: δ in (0, 1). With "pld" and sampling it must be at least 1e-12, and at least 1e-15 for each step
-        that is composed at once: these are at most 32,768 steps, or all steps if samples are truncated.
+      delta: δ in (0, 1). With "pld" and sampling it must be at least 1e-12, and at least 1e-15 for each step.
       sampling_probability: The probability with which a record is in a batch, which is the expected batch
         size over the number of records.
-      steps: The number of noisy steps.
+      steps: The number of noisy steps, with "pld" and sampling at most 10⁷.
       num_examples, max_batch_size: For samples that are truncated; see `dpsgd_event`.
       accountant: "pld" or "rdp". Privacy loss distributions give an upper bound; because their composition
         rounds, a tenth of the least δ is set aside. It is tight to about 1e-4 relative if δ is a hundred
-        times the least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3. "rdp" supports
-        neither truncated samples nor random allocation.
+        times the least, unless ε < 1e-3 at δ > 1e-3. "rdp" supports neither truncated samples nor random
+        allocation.
       sampling: "poisson" or "allocation"; see `dpsgd_event`. Shuffling the records and cutting them into
         batches of one size is neither of these, and has no guarantee here.
 
@@ -147,16 +142,6 @@ def dpsgd_epsilon(
         if bound < 1e-3:
             return bound
     return accounted(event, delta, accountant)
-
-
-def _check_probability(sampling_probability: float) -> float:
-    number = check_number(sampling_probability, "sampling_probability")
-    if not 0 < number <= 1:
-        raise ValueError(
-            f"sampling_probability={sampling_probability} must be in (0, 1]: "
-            "expected batch size / number of records"
-        )
-    return number
 
 
 def check_accountant(accountant: str, max_batch_size: int | None, sampling: str) -> None:

@@ -15,12 +15,11 @@ from dp_accounting.rdp import RdpAccountant
 from dpx._validate import check_number
 from dpx.privacy import composition
 from dpx.privacy.allocation import AllocatedGaussianDpEvent
-from dpx.privacy.gaussian import (
-    gaussian_epsilon,
-)
+from dpx.privacy.gaussian import gaussian_epsilon
 
 # An epoch of random allocation is rounded as often as so many mechanisms.
 _ROUNDINGS = 2
+_MANY_STEPS = 2**15  # for which the first grid is fine enough
 _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 
 
@@ -53,17 +52,13 @@ def check_event(event: DpEvent, name: str) -> DpEvent:
 
 def gaussian_mu(event: DpEvent) -> float | None:
     """μ of an event that consists of full-batch Gaussian mechanisms only; None for other events."""
-    if isinstance(event, dp_accounting.NoOpDpEvent):
-        return 0.0
-    if isinstance(event, dp_accounting.GaussianDpEvent):
-        return 1 / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        mu = gaussian_mu(event.event)
-        return None if mu is None else mu * math.sqrt(event.count)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        mus = [gaussian_mu(part) for part in event.events]
-        return None if any(mu is None for mu in mus) else math.hypot(*mus)  # type: ignore[arg-type]
-    return None
+    mus = []
+    for mechanism, count in composition.uses(event):
+        if not isinstance(mechanism, dp_accounting.GaussianDpEvent):
+            return None
+        noise = mechanism.noise_multiplier
+        mus.append(1 / noise * math.sqrt(count) if noise > 0 else math.inf)
+    return math.hypot(*mus)
 
 
 def event_epsilon(
@@ -97,9 +92,9 @@ def event_epsilon(
 
 def _selects(event: DpEvent) -> bool:
     """Whether an event contains a selection among trials."""
-    parts = (*getattr(event, "events", ()), getattr(event, "event", None))
-    return isinstance(event, dp_event.RepeatAndSelectDpEvent) or any(
-        _selects(part) for part in parts if part is not None
+    return any(
+        isinstance(mechanism, dp_event.RepeatAndSelectDpEvent)
+        for mechanism, _ in composition.uses(event)
     )
 
 
@@ -112,13 +107,19 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
     as ε tends to zero.
     """
     steps, noise = count_steps(event)
-    interval = coarse_interval(1e-2, noise) / composition.COARSER ** composition.levels(steps)
+    interval = coarse_interval(1e-2, noise) / math.sqrt(max(1, steps / _MANY_STEPS))
     while True:
         epsilon = pld_bound(event, delta, interval)
         finest = pld_interval(epsilon, steps)
         if interval <= 1.01 * finest or not math.isfinite(epsilon):
-            return epsilon
+            break
         interval = finest
+    if math.isinf(epsilon) and noise > 0:
+        raise ValueError(
+            f"noise_multiplier={noise} is too small for privacy loss distributions, which do not hold an "
+            "epsilon beyond 1e8: use more noise, or accountant='rdp'"
+        )
+    return epsilon
 
 
 def coarse_interval(interval: float, noise: float) -> float:
@@ -135,11 +136,12 @@ def pld_interval(epsilon: float, steps: int) -> float:
 def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
     """An upper bound on ε by privacy loss distributions on a grid of that interval, or of a larger one.
 
+    It is infinite where there is so little noise that ε would exceed 1e8.
+
     Raises:
       ValueError: for a δ so small that rounding errors could exceed it, or if the losses do not fit into
         memory.
     """
-    event = _audible(event)
     steps, noise = count_steps(event)
     if noise == 0:
         return math.inf
@@ -150,11 +152,13 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
             f"delta={delta} must be at least {least:.3g}, or rounding in the composition of {steps} privacy "
             "loss distributions could hide it: use a larger delta, or accountant='rdp'"
         )
-    if planned.interval > _LARGEST_INTERVAL:
+    if planned.steps > composition.MOST_STEPS:
         raise ValueError(
-            f"noise_multiplier={noise} is too small for privacy loss distributions, which do not hold an "
-            "epsilon beyond 1e8: use more noise, or accountant='rdp'"
+            f"steps={steps} must be at most {composition.MOST_STEPS}, since privacy losses of more take "
+            "gigabytes: use accountant='rdp'"
         )
+    if planned.interval > _LARGEST_INTERVAL:
+        return math.inf
     try:
         losses = composition.composed(planned)
         return float(losses.get_epsilon_for_delta(delta - planned.rounding))
@@ -171,27 +175,11 @@ def accountable(event: DpEvent) -> bool:
     return gaussian_mu(event) is not None or _selects(event) or composition.known(event, joins)
 
 
-def _audible(event: DpEvent) -> DpEvent:
-    """The event without mechanisms of infinite noise, which reveal nothing and which accountants refuse."""
-    if math.isinf(count_steps(event)[1]):
-        return dp_accounting.NoOpDpEvent()
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return dp_accounting.SelfComposedDpEvent(_audible(event.event), event.count)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return dp_accounting.ComposedDpEvent([_audible(part) for part in event.events])
-    return event
-
-
 def count_steps(event: DpEvent) -> tuple[int, float]:
     """The number of mechanisms that an event composes, and its smallest noise multiplier."""
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        count, noise = count_steps(event.event)
-        return event.count * count, noise
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        parts = [count_steps(part) for part in event.events]
-        return sum(count for count, _ in parts), min(noise for _, noise in parts)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return count_steps(event.event)
-    if isinstance(event, AllocatedGaussianDpEvent):
-        return _ROUNDINGS, event.noise_multiplier
-    return 1, getattr(event, "noise_multiplier", 1.0)
+    steps, least = 0, math.inf
+    for mechanism, count in composition.uses(event):
+        steps += count * (_ROUNDINGS if isinstance(mechanism, AllocatedGaussianDpEvent) else 1)
+        noise = composition.noise_of(mechanism)
+        least = min(least, 1.0 if noise is None else noise)
+    return steps, least

@@ -14,7 +14,13 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-from dpx._validate import check_delta, check_epsilon, check_integer, check_number, check_positive
+from dpx._validate import (
+    check_delta,
+    check_epsilon,
+    check_integer,
+    check_not_negative,
+    check_positive,
+)
 
 # Below this μ, M(x − μ/2) − M(x + μ/2) cancels, and is −μ·M'(x) to a relative error of μ²/12.
 _SMALL_MU = 1e-5
@@ -94,9 +100,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
     Raises:
       ValueError: for a negative noise multiplier, or δ or k out of range.
     """
-    noise_multiplier = check_number(noise_multiplier, "noise_multiplier")
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
+    noise_multiplier = check_not_negative(noise_multiplier, "noise_multiplier")
     delta = check_delta(delta)
     compositions = check_integer(compositions, "compositions")
     if noise_multiplier == 0:

@@ -6,7 +6,7 @@ import math
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from dpx._validate import check_delta, check_number, check_relation
+from dpx._validate import check_delta, check_not_negative, check_number, check_relation
 from dpx.privacy.events import accountable, check_event, event_epsilon, gaussian_mu
 from dpx.privacy.gaussian import gaussian_noise_multiplier
 from dpx.privacy.risk import Risk, of_guarantee
@@ -40,10 +40,8 @@ class PrivacyGuarantee:
 
     def __post_init__(self):
         # JSON does not accept every scalar of NumPy or JAX as a float.
-        for name in ("epsilon", "delta"):
-            object.__setattr__(self, name, check_number(getattr(self, name), name))
-        if not self.epsilon >= 0:
-            raise ValueError(f"epsilon={self.epsilon} must be at least 0")
+        object.__setattr__(self, "epsilon", check_not_negative(self.epsilon, "epsilon"))
+        object.__setattr__(self, "delta", check_number(self.delta, "delta"))
         if not 0 <= self.delta < 1:
             raise ValueError(f"delta={self.delta} must be in [0, 1)")
         object.__setattr__(self, "neighboring", check_relation(self.neighboring, "neighboring"))

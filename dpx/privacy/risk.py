@@ -98,6 +98,8 @@ def _by_losses(
     if not composition.known(event, asked):
         return None
     planned = composition.plan(event, pld_interval(epsilon, steps))
+    if planned.steps > composition.MOST_STEPS:
+        return None
     losses = composition.composed(planned, asked)
     last = epsilon if asked == _ADD_OR_REMOVE else float(losses.get_epsilon_for_delta(delta))
     if math.isinf(last):

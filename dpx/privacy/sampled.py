@@ -71,16 +71,6 @@ def _on_grid(losses: np.ndarray, mass: np.ndarray, interval: float, lost: float)
     share = np.expm1(interval * cells - losses) / math.expm1(-interval)
     mass = mass / mass.sum()
     held, up = (np.bincount((cells - first).ravel(), part.ravel()) for part in (mass, mass * share))
-    return split_pmf(interval, first, held, up, lost)
-
-
-def split_pmf(
-    interval: float, first: int, cells: np.ndarray, up: np.ndarray, lost: float
-) -> pld_pmf.PLDPmf:
-    """The distribution of mass `cells` in the cells of a grid, of which the part `up` goes to the upper end.
-
-    Point `first` of the grid is the lower end of the first cell.
-    """
-    probs = np.append(cells - up, 0.0)
+    probs = np.append(held - up, 0.0)
     probs[1:] += up
     return pld_pmf.DensePLDPmf(interval, first, probs, lost, True)

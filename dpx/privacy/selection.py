@@ -17,7 +17,9 @@ import numpy as np
 from dp_accounting import DpEvent, dp_event
 from dp_accounting.privacy_accountant import UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from dp_accounting.rdp.rdp_privacy_accountant import (
+    _compute_rdp_repeat_and_select,  # pyright: ignore[reportPrivateUsage]
+)
 
 from dpx._validate import check_choice, check_number, check_positive
 from dpx.privacy.events import check_event, gaussian_mu
@@ -147,31 +149,15 @@ def selected_guarantee(
 
 
 def selected_rdp(orders: np.ndarray, rdp: np.ndarray, trials: Trials) -> np.ndarray:
-    """Rényi divergences of a selection, from those of one trial (arXiv:2110.03620).
-
-    Let ε(λ) be the divergence of one trial at order λ > 1, and m the mean number of trials. Then the
-    divergence of the selection at order λ is at most
-
-    geometric, Theorem 2 with η = 1 and γ = 1/m: for any λ' ≥ 1,
-      ε(λ) + 2 (1 - 1/λ') ε(λ') + 2 log(m) / λ' + log(m) / (λ - 1)
-    poisson, Theorem 6: if one trial is (log(λ / (λ - 1)), δ')-differentially private,
-      ε(λ) + m δ' + log(m) / (λ - 1)
+    """Rényi divergences (J,) of a selection, from those of one trial (arXiv:2110.03620, Theorems 2 and 6).
 
     Args:
       orders: (J,) orders, increasing, above 1.
       rdp: (J,) divergences of one trial, bounds for both directions.
       trials: The law of the number of trials.
-
-    Returns:
-      (J,) divergences of the selection.
     """
-    least = np.log(trials.mean) / (orders - 1)
-    if trials.law == "geometric":
-        whole = rdp + least + 2 * np.min((1 - 1 / orders) * rdp + math.log(trials.mean) / orders)
-    else:
-        listed = orders.tolist()
-        deltas = [compute_delta(listed, rdp.tolist(), math.log1p(1 / (o - 1)))[0] for o in listed]
-        whole = rdp + least + trials.mean * np.array(deltas)
+    one = orders.tolist(), rdp.tolist()
+    whole = np.array(_compute_rdp_repeat_and_select(*one, trials.mean, trials.shape))
     # Rényi divergences increase with their order, so that those of higher orders bound those of lower ones.
     return np.minimum.accumulate(whole[::-1])[::-1]
 

@@ -9,6 +9,7 @@ import pytest
 import dpx
 from dpx import audit
 from dpx.launch import records, run
+from dpx.training import Allocation
 from experiments.audit import canaries as experiment
 from experiments.audit.regression import fault_bound
 from experiments.audit.training_faults import FAULTS
@@ -111,6 +112,24 @@ def test_a_covariance_of_all_steps_needs_more_runs_than_steps(count, enough):
     else:
         with pytest.raises(ValueError, match=f"outside has {count} runs.* use at least 40"):
             runs.statistics(training_of(squared_error, 1.0))
+
+
+def test_the_ratio_is_that_of_epochs_some_of_whose_steps_are_not_taken():
+    training = audit.Training(
+        squared_error,
+        l2_clip_norm=1.0,
+        noise_multiplier=0.8,
+        sampling_probability=0.4,  # epochs of three, two and three steps
+        steps=7,
+        expected_batch_size=1.0,
+        sampling=Allocation(),
+    )
+    x = np.random.default_rng(0).normal(size=(5, 7))
+    each = np.exp((x - 0.5) / 0.8**2)
+    expected = np.log(each[:, :3].mean(axis=1)) + np.log(each[:, 3:5].mean(axis=1))
+    expected += np.log((each[:, 5:].sum(axis=1) + 1) / 3)
+    np.testing.assert_allclose(training.log_likelihood_ratio(x), expected)
+    assert training.model == audit.SampledGaussian(0.4, 7, "allocation")
 
 
 @pytest.fixture(scope="module")

@@ -33,27 +33,17 @@ BASE = 1_700_000_000_000_000_000
 # 64-bit numbers of users and nanoseconds, of which floats hold neither: the latest event stands first.
 ROWS = [(BASE + user, item, BASE + 60 - 30 * item) for user in range(12) for item in range(3)]
 NOBODY = (7, 3, 5)  # a plain row of one more user
+# What no user, item or time of a plain row is, in turn.
+PANDAS = (pandas.NA, pandas.NaT, decimal.Decimal("1.5"))
+USERS = (None, float("nan"), 0.5, 2**63, -1, "x", "nan", "", True, b"x", 1e300, "é", *PANDAS)
+ITEMS = (None, 0.5, 2**63, "x", "2", pandas.NA, ";" * 400)
+TIMES = (None, 1.5, 2**63, "1.5", "2020-01-01", "x", -1, 1e18, 1e300, float("inf"), *PANDAS)
+DATES = (pandas.Timestamp("2020-01-01"), np.datetime64("2020-01-01"))
 ODD = [
     NOBODY,
-    *(
-        (user, *NOBODY[1:])
-        for user in (None, float("nan"), 0.5, 2**63, -1, "x", "nan", "", True, b"x")
-    ),
-    *((user, *NOBODY[1:]) for user in (1e300, decimal.Decimal("0.5"), pandas.NA, pandas.NaT, "é")),
-    *((NOBODY[0], item, NOBODY[2]) for item in (None, 0.5, 2**63, "x", "2", pandas.NA)),
-    (NOBODY[0], ";" * 400, NOBODY[2]),
-    *(
-        (*NOBODY[:2], time)
-        for time in (None, 1.5, 2**63, "1.5", "2020-01-01", "x", -1, 1e18, 1e300)
-    ),
-    *(
-        (*NOBODY[:2], time)
-        for time in (float("inf"), pandas.NA, pandas.NaT, decimal.Decimal("1.5"))
-    ),
-    *(
-        (*NOBODY[:2], time)
-        for time in (pandas.Timestamp("2020-01-01"), np.datetime64("2020-01-01"))
-    ),
+    *((user, *NOBODY[1:]) for user in USERS),
+    *((NOBODY[0], item, NOBODY[2]) for item in ITEMS),
+    *((*NOBODY[:2], time) for time in (*TIMES, *DATES)),
 ]
 
 

@@ -14,10 +14,8 @@ from dpx import audit
 from dpx.training.keys import Keys
 from experiments.dp_transformer import training
 
-# Both move with the data, which is said (`not_covered`), or hold times.
-IGNORED = ["stderr", "file/metrics.jsonl", "file/checkpoints/*"]
-# A digest of the data, for the owner of the folder alone.
-SECRET = "file/secret/*"
+# They move with the data, as is said (`not_covered`), hold times, or are for the folder's owner alone.
+IGNORED = ["stderr", "file/metrics.jsonl", "file/checkpoints/*", "file/secret/*"]
 CONFIG = ConfigDict(
     {
         "steps": 5,
@@ -118,31 +116,50 @@ def test_all_randomness_comes_from_its_own_secret(private, first):
         assert kept == set(ours) - moved
 
 
-def fitted(rows, workdir):
+COUNTS = np.array([2, 1, 50, 3, 9, 1, 4, 25, 6, 2, 1, 3])
+NAMES = [f"user {number:02}" for number in range(len(COUNTS))]
+
+
+def table():
+    """Rows of users in any order: a name, and numbers that all differ."""
+    rng = np.random.default_rng(0)
+    whose = rng.permutation(np.repeat(np.arange(len(COUNTS)), COUNTS))
+    return [(NAMES[user], rng.normal(size=6)) for user in whose]
+
+
+def fitted(**changes):
     """`dpx.training.fit` as a whole: calibration, dropout keys, microbatches and checkpoints."""
-    trained = dpx.training.fit(
-        loss_fn,
-        {"w": jnp.zeros(6), "b": jnp.zeros(())},
-        rows,
-        epsilon=2.0,
-        delta=1e-5,
-        batch_size=9,
-        steps=5,
-        optimizer=optax.adam(0.1),
-        l2_clip_norm=0.5,
-        key=jax.random.key(3),
-        microbatch_size=4,
-        record_key=True,
-        workdir=workdir,
-    )
-    return {"params": trained.params, "epsilon": trained.guarantee.epsilon}
+
+    def program(rows, workdir):
+        own = {}
+        if isinstance(rows, list):
+            names, rows = zip(*rows, strict=True)
+            own = {"users": names, "records_per_user": 4}
+        trained = dpx.training.fit(
+            loss_fn,
+            {"w": jnp.zeros(6), "b": jnp.zeros(())},
+            np.array(rows, np.float32),
+            epsilon=2.0,
+            delta=1e-5,
+            optimizer=optax.adam(0.1),
+            l2_clip_norm=0.5,
+            key=jax.random.key(3),
+            microbatch_size=4,
+            record_key=True,
+            workdir=workdir,
+            **own,
+            **changes,
+        )
+        return {"params": trained.params, "epsilon": trained.guarantee.epsilon}
+
+    return program
 
 
 def test_a_fit_moves_by_its_clipped_gradients_and_costs_what_it_states():
-    ignore = [*IGNORED, SECRET]
-    first = audit.record(fitted, ROWS, ignore=ignore)
+    fit = fitted(batch_size=9, steps=5)
+    first = audit.record(fit, ROWS, ignore=IGNORED)
     ids = np.delete(np.arange(30), 14)
-    found = audit.replay(fitted, ROWS, ROWS[ids], ids=ids, first=first, ignore=ignore).check()
+    found = audit.replay(fit, ROWS, ROWS[ids], ids=ids, first=first, ignore=IGNORED).check()
     assert 0.999 < found.largest_ratio <= 1 + 1e-6
     assert len(first.releases) == 5
     assert first.left["result/epsilon"] == pytest.approx(first.epsilon(1e-5), rel=2e-3)
@@ -151,3 +168,25 @@ def test_a_fit_moves_by_its_clipped_gradients_and_costs_what_it_states():
     # Five masks and one sampler, none of which shares a key with the noise.
     assert (len(noise), len(other)) == (5, 6)
     assert not noise & other
+
+
+@pytest.mark.parametrize(
+    "sampling", ["poisson", pytest.param("allocation", marks=pytest.mark.slow)]
+)
+def test_a_user_moves_each_step_by_their_clipped_gradient_alone(sampling):
+    rows, fit = table(), fitted(batch_size=6, steps=4, sampling=sampling)
+    # Who stands before all others, with the most records, and one whose name is read as a number.
+    odd = [("7", np.full(6, 1e30)), *rows, *[(" 7 ", np.full(6, -1e30))] * 9]
+    neighbours = [(odd, np.array([len(NAMES), *range(len(NAMES))]))]
+    for gone in (0, 2, 11):
+        kept = [row for row in rows if row[0] != NAMES[gone]]
+        neighbours.append((kept, np.delete(np.arange(len(NAMES)), gone)))
+    first = audit.record(fit, rows, ignore=IGNORED)
+    ratios = [
+        audit.replay(fit, rows, other, ids=ids, first=first, ignore=IGNORED).check().largest_ratio
+        for other, ids in neighbours
+    ]
+    assert min(ratios[1:]) > 0.99
+    assert len(first.releases) == 4
+    assert first.public == {"the number of records": len(NAMES)}
+    assert first.left["result/epsilon"] == pytest.approx(first.epsilon(1e-5), rel=2e-3)

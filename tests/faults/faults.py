@@ -62,7 +62,7 @@ PURPOSES = "tests/training/test_purposes.py::"
 SHARED = (
     "tests/experiments/test_keys_of_configs.py::test_no_two_releases_of_a_config_share_a_key[{}]"
 )
-DOOR = "tests/noise/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
+DOOR = "tests/noise/test_noise_release.py::test_every_entry_has_noise_of_its_own_of_the_stated_std"
 
 FAULTS = (
     # -----------------------------------------------------------------------------------------------------
@@ -133,16 +133,16 @@ FAULTS = (
     Fault(
         "releases keep the low bits of the exact value",
         "dpx/noise/release.py",
-        "return _on_grid(noisy, jnp.asarray(law.width, jnp.float64)).astype(exact.dtype)",
+        "return rounded.astype(exact.dtype)",
         "return noisy.astype(exact.dtype)",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise_release.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "the grid follows the exact value",
         "dpx/noise/release.py",
         "_, exponent = jnp.frexp(scale * _GRID)",
         "_, exponent = jnp.frexp(noisy * _GRID)",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise_release.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "a value is rounded to the grid to its nearest point, as its low bits say",
@@ -156,7 +156,7 @@ FAULTS = (
         "dpx/noise/lattice.py",
         "noisy = (coarse + (fine + whole.astype(exact.dtype))) * step",
         "noisy = exact + (uniform * 2.0**-_POINTS - 1.5 + normal) * step",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise_release.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "a remainder is rounded by two uniform numbers",
@@ -200,7 +200,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "    with jax.enable_x64(True):\n        noisy = exact.astype",
         "    with jax.enable_x64(False):\n        noisy = exact.astype",
-        "tests/noise/test_noise.py::test_laplace_noise_is_added_in_64_bits",
+        "tests/noise/test_noise_release.py::test_laplace_noise_is_added_in_64_bits",
     ),
     Fault(
         "Laplace noise is drawn in 32 bits",
@@ -214,7 +214,8 @@ FAULTS = (
         "dpx/noise/secure.py",
         "return steps + math.ceil(rounding(entries))",
         "return steps - math.ceil(rounding(entries))",
-        "tests/noise/test_secure.py",
+        "tests/noise/test_noise_release.py::"
+        "test_rounding_makes_a_record_longer_by_half_a_unit_for_each_entry",
     ),
     Fault(
         "discrete noise has half of its variance",
@@ -1129,22 +1130,22 @@ FAULTS = (
         "dpx/privacy/events.py",
         "return float(losses.get_epsilon_for_delta(delta - planned.rounding))",
         "return float(losses.get_epsilon_for_delta(delta - planned.rounding)) - interval",
-        "tests/privacy/test_privacy.py::test_ledger_composes_dpsgd_with_gaussians_and_plain "
+        "tests/privacy/test_ledger.py::test_dpsgd_composes_with_gaussians_and_plain "
         "tests/privacy/test_privacy.py::test_an_accountant_never_says_less_than_hypothesis_testing",
     ),
     Fault(
         "μ adds up in place of its square: k releases cost √k too little",
         "dpx/privacy/events.py",
-        "return None if mu is None else mu * math.sqrt(event.count)",
-        "return mu",
+        "mus.append(1 / noise * math.sqrt(count) if",
+        "mus.append(1 / noise if",
         PRICE.format("NoisyHead"),
     ),
     Fault(
         "only the most expensive of several releases counts",
         "dpx/privacy/events.py",
-        "else math.hypot(*mus)",
-        "else max(mus)",
-        "tests/privacy/test_privacy.py::test_ledger_adds_gaussians_exactly",
+        "return math.hypot(*mus)",
+        "return max(mus, default=0.0)",
+        "tests/privacy/test_ledger.py::test_gaussians_add_up_exactly",
     ),
     Fault(
         "compositions are forgotten by the calibration",
@@ -1158,14 +1159,14 @@ FAULTS = (
         "dpx/privacy/ledger.py",
         "plain_delta = math.fsum(spent.delta for spent in plain)",
         "plain_delta = max((spent.delta for spent in plain), default=0.0)",
-        "tests/privacy/test_privacy.py::test_plain_guarantees_add_up",
+        "tests/privacy/test_ledger.py::test_plain_guarantees_add_up",
     ),
     Fault(
         "bare events are missing from the ledger",
         "dpx/privacy/ledger.py",
         "                events.append(spent)\n                continue",
         "                continue",
-        "tests/privacy/test_privacy.py::test_plain_guarantees_add_up",
+        "tests/privacy/test_ledger.py::test_plain_guarantees_add_up",
     ),
     Fault(
         "a cached calibration is believed",
@@ -1186,14 +1187,14 @@ FAULTS = (
         "dpx/privacy/events.py",
         "            changes[field] = number\n",
         "            changes[field] = value\n",
-        "tests/privacy/test_narrow_numbers.py::test_a_ledger_of_narrow_events_is_one_of_wide_events",
+        "tests/test_narrow_numbers.py::test_what_follows_from_narrow_numbers_follows_from_wide_ones[ledger-float16]",
     ),
     Fault(
         "the noise of an epsilon of 16 bits is computed in 16 bits",
         "dpx/privacy/gaussian.py",
         "    epsilon, delta = check_epsilon(epsilon), check_delta(delta)\n",
         "    check_epsilon(epsilon), check_delta(delta)\n",
-        "tests/privacy/test_narrow_numbers.py::test_gaussian_noise_is_as_much_as_its_epsilon_needs",
+        "tests/test_narrow_numbers.py::test_what_follows_from_narrow_numbers_follows_from_wide_ones[Gaussian-float16]",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Releases of counts
@@ -2502,8 +2503,8 @@ FAULTS = (
     Fault(
         "a selection is priced for a law of fewer trials",
         "dpx/privacy/selection.py",
-        "whole = rdp + least + 2 * np.min(",
-        "whole = rdp + least + np.min(",
+        "*one, trials.mean, trials.shape)",
+        "*one, trials.mean, 0.5)",
         "tests/privacy/test_selection.py::test_agrees_with_dp_accounting",
     ),
     Fault(
@@ -2626,7 +2627,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "if np.any(is_meant & (std < least)):",
         "if False:",
-        "tests/noise/test_noise.py::test_noise_that_floats_would_flush_is_refused",
+        "tests/noise/test_noise_release.py::test_noise_that_floats_would_flush_is_refused",
     ),
     Fault(
         "noise of a traced size that floats flush to zero is released",
@@ -2640,7 +2641,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "        if not fits:\n",
         "        if False:\n",
-        "tests/noise/test_noise_release.py::test_entries_of_a_release_have_no_draws_in_common",
+        "tests/noise/test_noise_release.py::test_what_would_share_draws_or_guarantee_nothing_is_refused[rows]",
     ),
     Fault(
         "squares of traced clips underflow, and with them the noise",
@@ -2653,16 +2654,16 @@ FAULTS = (
     Fault(
         "rounding in the composition of many steps is not in ε",
         "dpx/privacy/composition.py",
-        "return 1e-16 * sum(uses)",
-        "return 1e-19 * sum(uses)",
-        "tests/privacy/test_extremes.py::test_rounding_of_many_compositions_is_in_epsilon",
+        "return 1e-16 * self.steps",
+        "return 1e-19 * self.steps",
+        "tests/privacy/test_composition.py::test_rounding_of_many_compositions_is_in_epsilon",
     ),
     Fault(
         "digits of δ cancel at tiny budgets",
         "dpx/privacy/gaussian.py",
         "if mu < _SMALL_MU:",
         "if False:",
-        "tests/privacy/test_extremes.py::test_tiny_budgets_get_the_noise_that_they_need",
+        "tests/privacy/test_privacy.py::test_gaussian_is_exact_in_delta",
     ),
     Fault(
         "a replay takes two public numbers of one name for one",
@@ -2676,8 +2677,7 @@ FAULTS = (
         "dpx/audit/comparison.py",
         "for what in sorted(first.public.keys() ^ second.public.keys())",
         "for what in sorted(first.public.keys() ^ first.public.keys())",
-        "tests/audit/test_replay_instrument.py"
-        "::test_a_number_that_is_public_in_one_run_alone_is_named",
+        "tests/audit/test_replay_instrument.py::test_every_other_difference_is_named[public]",
     ),
     Fault(
         "a replay compares tables by what they print",
@@ -2698,7 +2698,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "if law is not None and len(leaves) != 1:",
         "if False:",
-        "tests/noise/test_noise.py::test_a_law_draws_for_one_array",
+        "tests/noise/test_noise_release.py::test_what_would_share_draws_or_guarantee_nothing_is_refused[two]",
     ),
     Fault(
         "a finished training is repeated under another accountant",
@@ -2945,7 +2945,7 @@ FAULTS = (
         "dpx/privacy/dpsgd.py",
         'check_integer(num_examples, "num_examples") + 1',
         'check_integer(num_examples, "num_examples")',
-        "tests/privacy/test_ledger.py::test_a_sample_that_is_cut_off_is_priced_for_one_record_more",
+        "tests/privacy/test_truncated.py::test_a_sample_that_is_cut_off_is_priced_for_one_record_more",
     ),
     Fault(
         "a total forgets its plain guarantees where it is spent again",
@@ -3029,14 +3029,14 @@ FAULTS = (
         "dpx/privacy/calibration.py",
         "0.99 * epsilon <= spent(stored) <= epsilon",
         "0.99 * epsilon <= spent(stored) <= 1.05 * epsilon",
-        "tests/privacy/test_ledger.py::test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used",
+        "tests/privacy/test_privacy.py::test_a_cached_multiplier_is_checked_before_it_is_used",
     ),
     Fault(
         "the budget of a multiplier has a larger δ",
         "dpx/privacy/gaussian.py",
         "small = min(delta, 0.1 / noise_multiplier)",
         "small = max(delta, 0.1 / noise_multiplier)",
-        "tests/privacy/test_ledger.py::test_a_budget_of_a_multiplier_has_no_larger_delta",
+        "tests/privacy/test_privacy.py::test_a_budget_of_a_multiplier_has_no_larger_delta",
     ),
     Fault(
         "that samples are secret is no assumption",
@@ -3161,8 +3161,8 @@ FAULTS = (
     Fault(
         "an audit spends its failures twice",
         "dpx/audit/lower_bounds.py",
-        "    failure = (1.0 - confidence) / 2\n\n    thresholds",
-        "    failure = 1.0 - confidence\n\n    thresholds",
+        "    failure = (1.0 - confidence) / 2\n    thresholds",
+        "    failure = 1.0 - confidence\n    thresholds",
         "tests/audit/test_audit.py::test_each_of_several_bounds_has_its_share_of_the_failures",
     ),
     Fault(
@@ -3275,7 +3275,7 @@ FAULTS = (
         "dpx/noise/release.py",
         "for leaf in jax.tree.leaves(released):",
         "for leaf in jax.tree.leaves(released)[:1]:",
-        "tests/noise/test_noise_release.py::test_every_leaf_of_a_release_has_to_be_finite",
+        "tests/noise/test_noise_release.py::test_what_would_share_draws_or_guarantee_nothing_is_refused[leaf]",
     ),
     Fault(
         "that the number of users is public is no assumption",
@@ -3410,33 +3410,33 @@ FAULTS = (
         "tests/audit/test_audit.py::test_each_of_several_bounds_has_its_share_of_the_failures",
     ),
     Fault(
-        "losses between two points of a coarser grid are rounded down",
+        "losses between two points of a grid are rounded down",
         "dpx/privacy/sampled.py",
         "    probs[1:] += up\n",
         "    probs[:-1] += up\n",
-        "tests/privacy/test_composition.py::test_a_coarser_grid_says_more_and_on_its_points_the_same "
+        "tests/privacy/test_composition.py::test_one_step_is_an_upper_bound_of_what_hypothesis_testing_says "
         "tests/privacy/test_composition.py::test_many_steps_cost_hardly_more_than_in_closed_form",
     ),
     Fault(
-        "steps that fill no block are not counted",
+        "of many steps one is counted",
         "dpx/privacy/composition.py",
-        "        if few:\n",
-        "        if few > BLOCK:\n",
-        "tests/privacy/test_composition.py::test_no_step_is_lost",
+        "one.self_compose(count, _TAIL)",
+        "one.self_compose(1, _TAIL)",
+        "tests/privacy/test_composition.py::test_many_steps_cost_hardly_more_than_in_closed_form",
     ),
     Fault(
-        "a grid is made coarser, and its losses are not moved",
+        "of several mechanisms the last one is counted",
         "dpx/privacy/composition.py",
-        "return split_pmf(interval * COARSER, first, cells.sum(axis=1), up, dense._infinity_mass)",
-        "return split_pmf(interval * COARSER, first, cells.sum(axis=1), 0 * up, dense._infinity_mass)",
-        "tests/privacy/test_composition.py::test_a_coarser_grid_says_more_and_on_its_points_the_same",
+        "pld = pld.compose(one.self",
+        "pld = (one.self",
+        "tests/privacy/test_composition.py::test_every_use_of_every_part_counts",
     ),
     Fault(
-        "what a coarser grid lost counts as nothing",
-        "dpx/privacy/composition.py",
-        "cells.sum(axis=1), up, dense._infinity_mass)",
-        "cells.sum(axis=1), up, 0.0)",
-        "tests/privacy/test_composition.py::test_a_coarser_grid_says_more_and_on_its_points_the_same",
+        "what is cut off from the losses of an epoch counts as nothing",
+        "dpx/privacy/allocation.py",
+        "lost = max(0.0, 1 - float(mass.sum())) + 2 * tail",
+        "lost = 0.0",
+        "tests/privacy/test_allocation.py::test_mass_is_lost_as_said_and_no_more",
     ),
     Fault(
         "a record that joins is priced like one that leaves",
@@ -3830,22 +3830,22 @@ FAULTS = (
     Fault(
         "a Gaussian mechanism that is repeated counts once beside others",
         "dpx/privacy/composition.py",
-        "event.noise_multiplier / math.sqrt(count)",
-        "event.noise_multiplier",
+        "noise / math.sqrt(count)",
+        "noise",
         "tests/privacy/test_composition.py::test_every_use_of_every_part_counts",
     ),
     Fault(
         "of a composition that is repeated the inner one counts",
         "dpx/privacy/composition.py",
-        "yield from _uses(event.event, count * event.count)",
-        "yield from _uses(event.event, event.count)",
+        "yield from uses(event.event, count * event.count)",
+        "yield from uses(event.event, event.count)",
         "tests/privacy/test_composition.py::test_every_use_of_every_part_counts",
     ),
     Fault(
         "without sampling, what is released beside a training is not taken off",
         "dpx/privacy/calibration.py",
-        'if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:',
-        'if sampling_probability == 1 and accountant == "pld" and not cut:',
+        'if gaussian_mu(described) is not None and beside is None and accountant == "pld":',
+        'if gaussian_mu(described) is not None and accountant == "pld":',
         "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
     ),
     Fault(
@@ -3924,7 +3924,7 @@ FAULTS = (
         "    keys = losses.for_each(jax.random.fold_in, keys.dtype, keys, begins[users])\n"
         "    counts = counts[users]\n",
         "tests/training/test_users.py::test_what_a_user_draws_follows_from_nobody_else[threefry2x32] "
-        "tests/audit/test_replay_users.py"
+        "tests/audit/test_replay_training.py"
         "::test_a_user_moves_each_step_by_their_clipped_gradient_alone[poisson]",
     ),
     Fault(

@@ -167,15 +167,12 @@ def test_discrete_noise_has_one_door():
 @pytest.mark.parametrize(
     "text",
     [
-        "import jax\ndef f(key): return jax.random.laplace(key)",
-        "import jax.random\ndef f(key): return jax.random.laplace(key)",
+        "import jax\ndef f(key): return map(jax.random.laplace, key)",
         "import jax.random as jr\ndef f(key): return jr.laplace(key)",
         "from jax import random\ndef f(key): return random.laplace(key)",
         "from jax.random import laplace as other\ndef f(key): return other(key)",
-        "import jax\ndef f(key): return map(jax.random.laplace, key)",
         "import numpy as np\ndef f(rng): return rng.laplace()",
         "import numpy as np\ndef f(): return np.random.default_rng(0).laplace()",
-        "import numpy\ndef f(): return numpy.random.laplace()",
         "from scipy import stats\ndef f(): return stats.laplace.rvs()",
         "import random\ndef f(): return random.gauss(0, 1)",
         "from secrets import randbits\ndef f(): return randbits(8)",

@@ -154,18 +154,9 @@ def test_it_costs_no_more_than_poisson_samples_where_delta_is_small(
 ):
     settings: dict[str, Any] = {"sampling_probability": probability, "steps": steps}
     assert priced(noise, delta, **settings) < 1.001 * dpx.dpsgd_epsilon(noise, delta, **settings)
-
-
-def test_where_delta_is_large_it_costs_more():
-    """A Poisson sample of an epoch has no place for a third of the records."""
-    settings: dict[str, Any] = {"sampling_probability": 0.1, "steps": 10}
+    # A Poisson sample of an epoch has no place for a third of the records, which counts where δ is large.
+    settings = {"sampling_probability": 0.1, "steps": 10}
     assert priced(0.3, 0.3, **settings) > dpx.dpsgd_epsilon(0.3, 0.3, **settings)
-
-
-@pytest.mark.slow
-def test_every_step_costs():
-    found = [priced(1.0, 1e-5, sampling_probability=0.21, steps=steps) for steps in range(1, 12)]
-    assert found == sorted(set(found))
 
 
 def test_epochs_of_one_step_are_the_gaussian_mechanism():
@@ -230,15 +221,13 @@ def test_a_ledger_composes_it_with_other_releases():
     )
 
 
-def test_it_has_a_risk_and_is_saved(tmp_path):
+def test_it_has_a_risk():
     run = privacy.dpsgd_guarantee(
         1.0, 1e-5, sampling="allocation", unit="record", sampling_probability=0.25, steps=6
     )
     risks = run.risks()
     assert 0.01 < risks["add_or_remove_one"].tpr_at_1_percent < 0.5
     assert risks["replace_one"].mu > risks["add_or_remove_one"].mu
-    dpx.save(dpx.training.Trained({"w": np.ones(2)}, run, []), tmp_path / "trained")
-    assert dpx.load(tmp_path / "trained").guarantee == run
 
 
 @pytest.mark.parametrize(
@@ -259,15 +248,6 @@ def test_what_has_no_price_is_refused(changes, named):
         dpx.dpsgd_epsilon(1.0, 1e-5, **settings)
     with pytest.raises(ValueError, match=named):
         dpx.calibrate_dpsgd(1.0, 1e-5, **settings)
-
-
-def test_a_selection_needs_another_sampling():
-    run = privacy.dpsgd_guarantee(
-        1.0, 1e-5, sampling="allocation", unit="user", sampling_probability=0.1, steps=3
-    )
-    trials = privacy.Trials("geometric", 3)
-    with pytest.raises(ValueError, match="must have Rényi divergences"):
-        privacy.selected_guarantee([run], trials, score_noise_multiplier=5.0)
 
 
 @pytest.mark.slow

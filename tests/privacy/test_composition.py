@@ -6,37 +6,46 @@ import tracemalloc
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant, pld_pmf
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import dpx
 from dpx import privacy
 from dpx.privacy import calibration, composition
-from dpx.privacy.events import pld_interval
+from dpx.privacy.events import pld_bound, pld_interval
 
 # All records but one in 1e15 are in every sample, so that the closed form of the Gaussian mechanism holds.
 NEARLY_ALL = 1 - 1e-15
 
 
-@pytest.mark.quick_cases("1000000000-0.3-1e-05", "33000-1.0-1e-05")
+@pytest.mark.quick_cases("33000-1.0-1e-05")
 @pytest.mark.parametrize(
     ("steps", "mu", "delta"),
-    [
-        (33_000, 1.0, 1e-5),
-        (10**5 + 7, 0.3, 1e-8),
-        (10**6, 4.0, 1e-6),
-        (10**7 - 1, 1.0, 1e-9),
-        (10**9, 0.3, 1e-5),
-        (10**9 + 12_345, 4.0, 1e-10),
-        (10**12, 1.0, 1e-8),
-    ],
+    [(33_000, 1.0, 1e-5), (10**5 + 7, 0.3, 1e-8), (10**6, 4.0, 1e-6), (10**6, 1.0, 2e-9)],
 )
 def test_many_steps_cost_hardly_more_than_in_closed_form(steps, mu, delta):
     multiplier = math.sqrt(steps) / mu
     exact = dpx.gaussian_epsilon(1 / mu, delta)
-    found = dpx.dpsgd_epsilon(multiplier, delta, sampling_probability=NEARLY_ALL, steps=steps)
-    assert 1 <= found / exact < 1.001
+    settings = {"sampling_probability": NEARLY_ALL, "steps": steps}
+    spent = privacy.dpsgd_guarantee(multiplier, delta, unit="record", **settings)
+    assert 1 <= spent.epsilon / exact < 1.002
+    if steps < 10**5:
+        assert 1 <= spent.risk().mu / mu < 1.01
+        assert 1 <= spent.risk("replace_one").mu / (2 * mu) < 1.05
+
+
+def test_more_steps_than_memory_holds_are_refused():
+    settings = {"sampling_probability": 1e-4, "steps": 10**8}
+    with pytest.raises(ValueError, match=r"steps=100000000 must be at most 10000000.*'rdp'"):
+        dpx.dpsgd_epsilon(100.0, 1e-6, **settings)
+    spent = privacy.dpsgd_guarantee(100.0, 1e-6, accountant="rdp", unit="record", **settings)
+    assert (
+        spent.risk()
+        == privacy.PrivacyGuarantee(
+            spent.epsilon, 1e-6, "add_or_remove_one", "record", "plain"
+        ).risk()
+    )
 
 
 @pytest.mark.slow
@@ -55,28 +64,6 @@ def test_every_use_of_every_part_counts():
     ledger = dpx.Ledger().spend(event, "all of them")
     for found in (whole, ledger):
         assert found.guarantee(1e-5).epsilon == pytest.approx(theirs, rel=1e-3)
-
-
-@pytest.mark.parametrize("steps", [33 * 1024 - 1, 10**6, 34_000_000 + 1023 * 1024])
-def test_no_step_is_lost(steps):
-    """The mean loss of all steps, and its variance, are as many times those of one, and hardly more."""
-    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(30.0))
-    planned = composition.plan(dp_accounting.SelfComposedDpEvent(event, steps), 1e-4)
-    ((_, count, depth),) = planned.parts
-    assert count == steps
-    assert depth == (1 if steps < 2**25 else 2)
-
-    def moments(losses):
-        dense = losses._pmf_remove.to_dense_pmf()
-        places = dense._discretization * (dense._lower_loss + np.arange(dense.size))
-        mean = dense._probs @ places
-        return np.array([mean, dense._probs @ (places - mean) ** 2])
-
-    share = moments(composition.composed(planned)) / moments(
-        composition.sampled_gaussian(30.0, 0.1, 1e-4, 1e-20)
-    )
-    assert (steps * (1 - 1e-5) < share).all()
-    assert (share < steps * (1 + 5e-4)).all()
 
 
 @pytest.mark.quick_cases("0.6-0.1-100-1e-05", "0.9-0.999-5-1e-05", "8.0-0.5-1000-1e-05")
@@ -143,77 +130,18 @@ def test_one_step_is_an_upper_bound_of_what_hypothesis_testing_says(
                 assert found <= exact * (1 + 1e-2) + probability * 1e-4
 
 
-def test_a_coarser_grid_says_more_and_on_its_points_the_same():
-    rng = np.random.default_rng(0)
-    probs = rng.dirichlet(np.ones(500))
-    fine = pld_pmf.DensePLDPmf(0.01, -137, probs, 1e-3, True)
-    coarse = composition._coarser_pmf(fine)
-    interval = 0.01 * composition.COARSER
-    assert coarse._discretization == interval
-    assert coarse._probs.min() >= 0
-    assert coarse._probs.sum() == pytest.approx(probs.sum())
-    for n in range(-6, 14):
-        same = fine.get_delta_for_epsilon(n * interval)
-        assert coarse.get_delta_for_epsilon(n * interval) == pytest.approx(same, rel=1e-9)
-    for epsilon in rng.uniform(-1.4, 3.7, 200):
-        least = fine.get_delta_for_epsilon(epsilon)
-        assert coarse.get_delta_for_epsilon(epsilon) >= least * (1 - 1e-12)
-
-
-def test_a_release_beside_many_steps_is_counted():
-    run = privacy.dpsgd_event(4000.0, sampling_probability=0.5, steps=10**7)
-    release = dp_accounting.GaussianDpEvent(2.0)
-    both = dpx.Ledger().spend(run, "run").spend(release, "release").guarantee(1e-6).epsilon
-    # A step with q in place of 1 costs about q² of it, and at this noise the sum is Gaussian.
-    mu = math.hypot(0.5 * math.sqrt(10**7) / 4000, 1 / 2)
-    assert both == pytest.approx(dpx.gaussian_epsilon(1 / mu, 1e-6), rel=2e-3)
-
-
 @pytest.mark.slow
-def test_many_samples_that_are_cut_off():
-    settings = {"sampling_probability": 1e-3, "steps": 50_000}
-    cut = {"num_examples": 10**5, "max_batch_size": 150}
-    plain = dpx.dpsgd_epsilon(3.0, 1e-6, **settings)
-    found = dpx.dpsgd_epsilon(3.0, 1e-6, **settings, **cut)
-    assert plain * (1 - 1e-3) < found < 1.001 * plain
-
-
-def test_the_risk_of_many_steps():
-    settings = {"sampling_probability": NEARLY_ALL, "steps": 40_000}
-    spent = privacy.dpsgd_guarantee(200.0, 1e-6, unit="record", **settings)
-    assert 1 <= spent.risk().mu < 1.01
-    assert 2 <= spent.risk("replace_one").mu < 2.1
-
-
-@pytest.mark.slow
-def test_memory_is_bounded():
-    """6.3 GiB were taken at a sampling probability of 1e-9, and more in a billion steps."""
-    for multiplier, settings in (
-        (0.277, {"sampling_probability": 1e-9, "steps": 10**6}),
-        (4.9, {"sampling_probability": 1e-4, "steps": 10**9}),
-    ):
-        tracemalloc.start()
-        event = privacy.dpsgd_event(multiplier, **settings)
-        found = composition.composed(composition.plan(event, pld_interval(1.0, event.count)))
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 400 * 2**20
-        assert 0 < found.get_epsilon_for_delta(1e-6) < 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "probability", "steps"),
-    [(3.0, 1e-6, 1e-9, 10**4), (1.0, 1e-8, 1e-9, 10**6), (3.0, 1e-6, 1e-4, 10**9)],
-)
-def test_extremes_are_calibrated_to_less_noise_than_rdp_takes(
-    epsilon, delta, probability, steps, tmp_path, monkeypatch
-):
+def test_a_calibration_where_records_are_hardly_ever_sampled(tmp_path, monkeypatch):
+    """6.3 GiB were taken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    settings = {"sampling_probability": probability, "steps": steps}
-    found = dpx.calibrate_dpsgd(epsilon, delta, **settings)
-    assert 0.999 * epsilon <= dpx.dpsgd_epsilon(found, delta, **settings) <= 1.001 * epsilon
-    assert dpx.dpsgd_epsilon(found, delta, accountant="rdp", **settings) > epsilon
+    settings = {"sampling_probability": 1e-9, "steps": 10**6}
+    tracemalloc.start()
+    found = dpx.calibrate_dpsgd(1.0, 1e-8, **settings)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 400 * 2**20
+    assert 0.999 <= dpx.dpsgd_epsilon(found, 1e-8, **settings) <= 1.001
+    assert dpx.dpsgd_epsilon(found, 1e-8, accountant="rdp", **settings) > 1
 
 
 def test_a_calibration_that_takes_long_says_so(tmp_path, monkeypatch):
@@ -222,3 +150,47 @@ def test_a_calibration_that_takes_long_says_so(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="calibrating 7 steps .* accountant='rdp'") as found:
         dpx.calibrate_dpsgd(1.7, 1e-5, sampling_probability=0.0123, steps=7)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "multiplier", "delta"), [(10_000, 200.0, 1.05e-11), (100_000, 300.0, 1.1e-10)]
+)
+def test_rounding_of_many_compositions_is_in_epsilon(steps, multiplier, delta):
+    """At these δ it is 1 % of them, and ε was up to 5e-4 too small where losses are discretised finely."""
+    settings = {"sampling_probability": NEARLY_ALL, "steps": steps}
+    exact = dpx.gaussian_epsilon(multiplier, delta, compositions=steps)
+    event = privacy.dpsgd_event(multiplier, **settings)
+    found = dpx.dpsgd_epsilon(multiplier, delta, **settings)
+    for bound in (found, pld_bound(event, delta, pld_interval(exact, steps) / 4)):
+        assert 1 <= bound / exact < 1.01
+    assert dpx.Ledger().spend(event, "run").guarantee(delta).epsilon == found
+
+
+def test_a_delta_that_rounding_could_hide_is_refused():
+    """ε at 2e-12 was 1 % too small, and held at 3.2e-12, where 100,000 steps were composed at once."""
+    settings = {"sampling_probability": NEARLY_ALL, "steps": 30_000}
+    refused = r"delta=2e-12 must be at least 3e-11, or rounding .* accountant='rdp'"
+    with pytest.raises(ValueError, match=refused):
+        dpx.dpsgd_epsilon(165.0, 2e-12, **settings)
+    with pytest.raises(ValueError, match=refused):
+        dpx.calibrate_dpsgd(7.5, 2e-12, **settings)
+    ledger = dpx.Ledger().spend(privacy.dpsgd_event(165.0, **settings), "run")
+    with pytest.raises(ValueError, match=refused):
+        ledger.guarantee(2e-12)
+    assert dpx.dpsgd_epsilon(165.0, 2e-12, accountant="rdp", **settings) > 7.5
+
+
+def test_little_noise_is_refused_at_once():
+    for multiplier in (1e-160, 1e-5):
+        for delta in (1e-5, 1e-2):
+            with pytest.raises(ValueError, match=f"noise_multiplier={multiplier} is too small"):
+                dpx.dpsgd_epsilon(multiplier, delta, sampling_probability=0.1, steps=3)
+
+
+def test_losses_that_do_not_fit_into_memory_are_refused(monkeypatch):
+    def full(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(composition, "sampled_gaussian", full)
+    with pytest.raises(ValueError, match=r"too many privacy losses .* use accountant='rdp'"):
+        dpx.dpsgd_epsilon(1.0, 1e-6, sampling_probability=1e-6, steps=10**5)

@@ -4,13 +4,22 @@ import json
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    ZCDpEvent,
+)
 from dp_accounting.pld import PLDAccountant
 
 import dpx
-from dpx import _storage, privacy
-from dpx.privacy import _cache, composition, dpsgd, risk
+from dpx import privacy
+from dpx.privacy import composition, risk
+
+STEPS = {"sampling_probability": 0.1, "steps": 3}
 
 
 def guarantee(
@@ -20,77 +29,151 @@ def guarantee(
     return dpx.PrivacyGuarantee(epsilon, delta, relation, unit, "test", assumptions, event)
 
 
+def total(*spent, delta=1e-5):
+    """The composition of releases, each under a label of its own."""
+    ledger = dpx.Ledger()
+    for number, each in enumerate(spent):
+        ledger.spend(each, f"release {number}")
+    return ledger.guarantee(delta)
+
+
+def test_gaussians_add_up_exactly():
+    found = total(*(guarantee(event=GaussianDpEvent(m)) for m in (2.0, 3.0, 6.0)))
+    together = 1 / math.sqrt(1 / 4 + 1 / 9 + 1 / 36)
+    assert found.epsilon == pytest.approx(dpx.gaussian_epsilon(together, 1e-5), rel=1e-9)
+    assert "μ²" in found.mechanism
+    # Of replacements by their own sensitivity.
+    event = GaussianDpEvent(dpx.gaussian_noise_multiplier(1.0, 1e-5))
+    replaced = guarantee(event=event, relation=privacy.REPLACE_ONE)
+    assert total(replaced).epsilon == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_dpsgd_composes_with_gaussians_and_plain():
+    settings = {"sampling_probability": 0.1, "steps": 10}
+    run = privacy.dpsgd_guarantee(1.0, 1e-5, unit="user", **settings)
+    release = guarantee(event=GaussianDpEvent(5.0))
+    oracle = PLDAccountant().compose(run.event).compose(release.event)
+    composed = total(run, release)
+    assert composed.epsilon == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)
+    assert "privacy loss distributions" in composed.mechanism
+    mixed = total(run, guarantee(0.5, 4e-6))
+    alone = dpx.dpsgd_epsilon(1.0, 6e-6, **settings)
+    assert mixed.epsilon == pytest.approx(alone + 0.5, rel=1e-6)
+    assert "plain" in mixed.mechanism
+
+
+def test_plain_guarantees_add_up():
+    """ε and δ both, beside events, which get what is left of δ."""
+    one, two, event = guarantee(0.5, 4e-6), guarantee(0.75, 5e-6), GaussianDpEvent(5.0)
+    assert total(one, two, delta=9e-6).epsilon == 1.25
+    for spent, delta in (((one, two), 8.9e-6), ((one, two, event), 9e-6)):
+        with pytest.raises(ValueError, match=f"delta={delta} is used up by the plain guarantees"):
+            total(*spent, delta=delta)
+    bare = dpx.gaussian_epsilon(5.0, 1e-6)
+    assert bare > 0.1
+    assert total(one, two, event).epsilon == pytest.approx(1.25 + bare, rel=1e-6)
+
+
+def test_an_event_that_no_accountant_knows_counts_as_plain():
+    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    found = total(guarantee(event=ZCDpEvent(0.1)), sampled)
+    alone = total(sampled, delta=9e-6)
+    assert found.epsilon == pytest.approx(1 + alone.epsilon, rel=1e-9)
+    assert "1 plain" in found.mechanism
+    with pytest.raises(ValueError, match=r"ZCDpEvent.* spend a PrivacyGuarantee"):
+        total(ZCDpEvent(0.1))
+
+
 def test_a_total_with_a_plain_guarantee_has_no_event():
     """Its event would stand for a part of it, and a ledger that it is spent in would forget the rest."""
-    ledger = dpx.Ledger().spend(guarantee(event=GaussianDpEvent(2.0)), "noise")
-    assert ledger.guarantee(1e-5).event == GaussianDpEvent(2.0)
-    total = ledger.spend(guarantee(0.5), "plain").guarantee(1e-5)
-    assert total.event is None
-    assert dpx.Ledger().spend(total, "both").guarantee(1e-5).epsilon == total.epsilon
+    noise, plain = guarantee(event=GaussianDpEvent(2.0)), guarantee(0.5)
+    assert total(noise).event == GaussianDpEvent(2.0)
+    both = total(noise, plain)
+    assert both.event is None
+    assert total(both).epsilon == both.epsilon
 
 
 def test_a_total_assumes_what_each_of_its_parts_does():
-    ledger = dpx.Ledger()
-    for words in (("a",), ("b", "a"), ("c",)):
-        ledger.spend(guarantee(assumptions=words), "one")
-    assert ledger.guarantee(1e-5).assumptions == ("a", "b", "c")
+    parts = (guarantee(assumptions=words) for words in (("a",), ("b", "a"), ("c",)))
+    assert total(*parts).assumptions == ("a", "b", "c")
 
 
 def test_units_are_compared_with_all_that_was_spent_before():
     spent = [guarantee(), GaussianDpEvent(1.0)]
     for order in (spent, spent[::-1]):
-        ledger = dpx.Ledger()
-        for one in order:
-            ledger.spend(one, "before")
         with pytest.raises(ValueError, match="unit='name' differs from the ledger's 'user'"):
-            ledger.spend(guarantee(unit="name"), "names")
+            total(*order, guarantee(unit="name"))
+        with pytest.raises(ValueError, match="neighboring"):
+            total(*order, guarantee(relation=privacy.REPLACE_ONE))
+    with pytest.raises(ValueError, match="spend a PrivacyGuarantee"):
+        total(1.0)
 
 
 def test_a_total_speaks_of_the_relation_of_its_parts():
     """Amplification by sampling is accounted for adding or removing a record, and for nothing else."""
     sampled = privacy.dpsgd_event(1.0, sampling_probability=0.01, steps=5)
-    one = guarantee(0.5, relation=privacy.REPLACE_ONE, event=sampled)
-    total = dpx.Ledger().spend(one, "first").spend(one, "second").guarantee(1e-5)
-    assert total.neighboring == privacy.REPLACE_ONE
-    assert total.epsilon == 1.0
-    assert "2 plain" in total.mechanism
-    removed = guarantee(0.5, event=sampled)
-    total = dpx.Ledger().spend(removed, "first").spend(removed, "second").guarantee(1e-5)
-    assert total.neighboring == privacy.ADD_OR_REMOVE_ONE
+    replaced = total(*[guarantee(0.5, relation=privacy.REPLACE_ONE, event=sampled)] * 2)
+    assert (replaced.neighboring, replaced.epsilon) == (privacy.REPLACE_ONE, 1.0)
+    assert "2 plain" in replaced.mechanism
+    removed = total(*[guarantee(0.5, event=sampled)] * 2)
+    assert removed.neighboring == privacy.ADD_OR_REMOVE_ONE
     ten_steps = dpx.dpsgd_epsilon(1.0, 1e-5, sampling_probability=0.01, steps=10)
-    assert total.epsilon == pytest.approx(ten_steps, rel=1e-3)
-    assert "plain" not in total.mechanism
+    assert removed.epsilon == pytest.approx(ten_steps, rel=1e-3)
+    assert "plain" not in removed.mechanism
 
 
-def test_noise_needs_a_part_of_delta():
-    ledger = dpx.Ledger().spend(guarantee(), "plain").spend(GaussianDpEvent(1.0), "noise")
-    with pytest.raises(ValueError, match="delta=1e-06 is used up by the plain guarantees"):
-        ledger.guarantee(1e-6)
+def test_bare_events_and_nothing():
+    assert total(GaussianDpEvent(2.0)).unit == "record"
+    assert total().epsilon == total(dp_accounting.NoOpDpEvent()).epsilon == 0
+    ledger = dpx.Ledger().spend(guarantee(0.5), "query").spend(guarantee(0.25), "query")
+    assert [(label, spent.epsilon) for label, spent in ledger.releases] == [
+        ("query", 0.5),
+        ("query", 0.25),
+    ]
+
+
+def test_infinite_noise_costs_nothing_beside_other_releases():
+    finite, silent = (PoissonSampledDpEvent(0.1, GaussianDpEvent(m)) for m in (1.0, math.inf))
+    assert total(silent, finite).epsilon == pytest.approx(total(finite).epsilon, rel=1e-4)
+    twice = SelfComposedDpEvent(ComposedDpEvent([finite, silent]), 2)
+    want = total(SelfComposedDpEvent(finite, 2)).epsilon
+    assert total(twice).epsilon == pytest.approx(want, rel=1e-3)
 
 
 def test_assumptions_are_sentences():
     with pytest.raises(ValueError, match="a tuple of sentences, not one string"):
         guarantee(assumptions="one string")
+    with pytest.raises(ValueError, match="assumptions='abc' must be a tuple of sentences"):
+        privacy.dpsgd_guarantee(1.0, 1e-5, **STEPS, unit="record", assumptions="abc")
 
 
-def test_a_guarantee_says_its_relation_and_what_is_infinite():
+def test_a_guarantee_is_a_value_and_says_what_it_is():
+    value = guarantee(event=GaussianDpEvent(1.0))
+    assert value == guarantee(event=GaussianDpEvent(1.0))
+    assert value.assuming("b", "a").assumptions == ("a", "b")
+    assert json.loads(json.dumps(value.to_json()))["neighboring"] == "add_or_remove_one"
     replaced = dpx.PrivacyGuarantee(1.0, 1e-6, privacy.REPLACE_ONE, "row", "test")
     assert str(replaced) == "(1, 1e-06)-DP, replace one row: test"
     assert str(guarantee()).startswith("(1, 1e-06)-DP, add or remove one user")
     assert json.loads(json.dumps(guarantee(math.inf).to_json()))["epsilon"] is None
+    with pytest.raises(ValueError, match="neighboring"):
+        guarantee(relation="add_or_remove")
 
 
-def test_numbers_inside_an_event_are_checked():
+def test_what_is_no_event_is_refused_and_numbers_inside_one_are_checked():
     nested = GaussianDpEvent(math.nan)
-    for event in (
-        dp_accounting.SelfComposedDpEvent(nested, 3),
-        dp_accounting.ComposedDpEvent([GaussianDpEvent(1.0), nested]),
+    for event, named in (
+        (3, "event=3 must be a DpEvent"),
+        (SelfComposedDpEvent(nested, 3), "noise_multiplier=nan"),
+        (ComposedDpEvent([GaussianDpEvent(1.0), nested]), "noise_multiplier=nan"),
+        (
+            PoissonSampledDpEvent(-0.1, GaussianDpEvent(1.0)),
+            r"sampling_probability=-0\.1, which must be in \[0, 1\]",
+        ),
     ):
-        with pytest.raises(ValueError, match="noise_multiplier=nan"):
+        with pytest.raises(ValueError, match=named):
             guarantee(event=event)
-    sampled = dp_accounting.PoissonSampledDpEvent(-0.1, GaussianDpEvent(1.0))
-    with pytest.raises(ValueError, match=r"sampling_probability=-0\.1, which must be in \[0, 1\]"):
-        guarantee(event=sampled)
 
 
 def test_training_says_what_it_rests_on():
@@ -103,43 +186,20 @@ def test_training_says_what_it_rests_on():
     )
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.05, 1.0, 300.0])
-def test_a_budget_of_a_multiplier_has_no_larger_delta(noise_multiplier):
-    epsilon, delta = privacy.gaussian_budget(noise_multiplier, 1e-3)
-    assert epsilon > 0
-    assert delta <= 1e-3
-    found = dpx.gaussian_noise_multiplier(epsilon, delta)
-    assert found == pytest.approx(noise_multiplier, rel=1e-6)
-
-
-def test_a_sample_that_is_cut_off_is_priced_for_one_record_more():
-    event = privacy.dpsgd_event(
-        1.0, sampling_probability=0.1, steps=3, num_examples=50, max_batch_size=9
-    )
-    assert event.event.dataset_size == 51  # type: ignore[attr-defined]
-
-
-def test_a_small_epsilon_at_a_large_delta_is_tight():
-    """Rounding of losses as coarse as for a first look would say 5 % more."""
-    settings = {"sampling_probability": 0.2, "steps": 3}
-    found = dpx.dpsgd_epsilon(4.0, 2e-2, **settings)
-    event = privacy.dpsgd_event(4.0, **settings)
-    assert 1e-3 < found < 0.1
-    fine = PLDAccountant(value_discretization_interval=1e-4).compose(event)
-    assert found == pytest.approx(fine.get_epsilon(2e-2), rel=5e-3)
-
-
-@pytest.mark.slow
-def test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    budget = {"sampling_probability": 0.05, "steps": 100, "accountant": "rdp"}
-    monkeypatch.setattr(_cache, "_known", {})
-    first = dpx.calibrate_dpsgd(2.0, 1e-5, **budget)
-    (entry,) = _storage.user_cache().glob("*.json")
-    entry.write_text(json.dumps({**json.loads(entry.read_text()), "value": 0.999 * first}))
-    monkeypatch.setattr(_cache, "_known", {})
-    assert dpx.calibrate_dpsgd(2.0, 1e-5, **budget) == first
-    assert dpsgd.dpsgd_epsilon(0.999 * first, 1e-5, **budget) > 2.0
+@pytest.mark.parametrize(
+    "event",
+    [
+        privacy.dpsgd_event(2.0, **STEPS, num_examples=12, max_batch_size=4),
+        privacy.dpsgd_event(1.0, **STEPS, sampling="allocation"),
+        dp_accounting.dp_event.RepeatAndSelectDpEvent(
+            PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 9, math.inf
+        ),
+    ],
+)
+def test_a_saved_guarantee_keeps_its_event(tmp_path, event):
+    spent = guarantee(event=event)
+    dpx.save(dpx.training.Trained({"w": np.ones(2)}, spent, []), tmp_path / "trained")
+    assert dpx.load(tmp_path / "trained").guarantee == spent
 
 
 def test_rounding_of_compositions_is_in_the_risk(monkeypatch):

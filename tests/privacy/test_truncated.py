@@ -1,69 +1,83 @@
-"""Truncated samples outside of accounting: an attack on them, files that keep their price, and replays."""
+"""The price of truncated samples, against integrals: it covers what replacing another record adds."""
 
-import math
-from typing import Any
-
-import dp_accounting
 import numpy as np
 import pytest
 from scipy import stats
 
 import dpx
-from dpx import _watch, privacy
-from dpx.training import Trained, poisson_batches
-
-RECORDS, Q, LIMIT, NOISE, DELTA = 12, 0.4, 4, 2.0, 1e-2
-GRID = np.linspace(-50, 50, 200_001)
+from dpx import privacy
 
 
-def density_of_sum(with_record: bool) -> np.ndarray:
-    """Of the noisy sum over a truncated sample, if all records are -1 but one, which is 1 or absent."""
-    total = np.zeros_like(GRID)
-    for count in range(RECORDS):
-        joined = Q * min(1.0, LIMIT / (count + 1)) if with_record else 0.0
-        without = stats.norm.pdf(GRID, -min(count, LIMIT), NOISE)
-        inside = stats.norm.pdf(GRID, 1 - min(count, LIMIT - 1), NOISE)
-        weight = stats.binom.pmf(count, RECORDS - 1, Q)
-        total += weight * ((1 - joined) * without + joined * inside)
-    return total
+def truncated_delta(epsilon, noise, others, probability, most, *, joins):
+    """δ of one step with and without a record of gradient 1 beside others of −1, by integration."""
+    grid = np.linspace(-most - 12 * noise, most + 12 * noise, 40_001)
+    without, with_it = np.zeros_like(grid), np.zeros_like(grid)
+    for count, weight in enumerate(stats.binom.pmf(np.arange(others + 1), others, probability)):
+        alone = stats.norm.pdf(grid, -min(count, most), noise)
+        without += weight * alone
+        inside = min(1, most / (count + 1))
+        kept = stats.norm.pdf(grid, 1 - min(count, most - 1), noise)
+        taken = probability * inside
+        with_it += weight * (taken * kept + (1 - taken) * alone)
+    first, second = (with_it, without) if joins else (without, with_it)
+    excess = np.maximum(first - np.exp(epsilon) * second, 0)
+    return float(excess.sum() * (grid[1] - grid[0]))
 
 
-def test_an_attack_exceeds_the_price_of_whole_samples_but_not_that_of_truncated_ones():
-    present, absent = density_of_sum(True), density_of_sum(False)
+@pytest.mark.quick_cases("0.9")
+@pytest.mark.parametrize("probability", [0.3, 0.9])
+def test_samples_that_are_cut_off_cost_what_is_stated(probability):
+    settings = {"sampling_probability": probability, "steps": 1}
+    cut = {"num_examples": 5, "max_batch_size": 3}
+    for delta in (1e-3, 1e-2, 0.1):
+        epsilon = dpx.dpsgd_epsilon(1.0, delta, **settings, **cut)
+        deltas = [
+            truncated_delta(epsilon, 1.0, others, probability, 3, joins=joins)
+            for others in (3, 4, 5)
+            for joins in (True, False)
+        ]
+        assert max(deltas) <= delta * (1 + 1e-6)
+    plain = dpx.dpsgd_epsilon(1.0, 0.1, **settings)
+    worst = truncated_delta(plain, 1.0, 5, 0.9, 3, joins=True)
+    assert (
+        probability < 0.9 or worst > 0.1
+    )  # Accounted as if nothing were cut off, it would cost more.
 
-    def attained(epsilon: float) -> float:
-        excess = np.maximum(present - math.exp(epsilon) * absent, 0)
-        return float(excess.sum() * (GRID[1] - GRID[0]))
 
-    step: dict[str, Any] = {"sampling_probability": Q, "steps": 1}
-    whole = privacy.dpsgd_epsilon(NOISE, DELTA, **step)
-    truncated = privacy.dpsgd_epsilon(
-        NOISE, DELTA, **step, num_examples=RECORDS, max_batch_size=LIMIT
+@pytest.mark.slow
+def test_a_cut_that_hardly_happens_costs_hardly_anything():
+    settings = {"sampling_probability": 0.01, "steps": 200}
+    plain = dpx.dpsgd_epsilon(1.0, 1e-5, **settings)
+    costs = [
+        dpx.dpsgd_epsilon(1.0, 1e-5, num_examples=10_000, max_batch_size=most, **settings)
+        for most in (160, 130, 110)
+    ]
+    assert costs[0] == pytest.approx(plain, rel=1e-3)
+    assert plain < costs[1] < costs[2]
+    chance = privacy.truncation_probability(10_000, sampling_probability=0.01, max_batch_size=130)
+    assert chance == pytest.approx(stats.binom.sf(130, 10_000, 0.01))
+    guarantee = privacy.dpsgd_guarantee(
+        1.0, 1e-5, num_examples=10_000, max_batch_size=130, unit="record", **settings
     )
-    assert attained(whole) > 1.5 * DELTA
-    assert 0 < attained(truncated) <= DELTA
+    assert "cut off at 130 records (with probability 0.0016 a step)" in guarantee.mechanism
+    assert guarantee.epsilon == costs[1]
 
 
-def test_a_release_on_truncated_samples_is_saved_with_its_event(tmp_path):
+def test_cuts_need_the_number_of_records_and_privacy_loss_distributions():
+    settings = {"sampling_probability": 0.01, "steps": 10}
+    with pytest.raises(ValueError, match="max_batch_size=20 must come with num_examples"):
+        dpx.dpsgd_epsilon(1.0, 1e-5, max_batch_size=20, **settings)
+    cut = {"num_examples": 1000, "max_batch_size": 20, "accountant": "rdp"}
+    for call in (dpx.dpsgd_epsilon, dpx.calibrate_dpsgd):
+        with pytest.raises(ValueError, match="accountant='rdp' must be 'pld'"):
+            call(1.0, 1e-5, **cut, **settings)
+
+
+def test_a_sample_that_is_cut_off_is_priced_for_one_record_more():
     event = privacy.dpsgd_event(
-        NOISE, sampling_probability=Q, steps=3, num_examples=RECORDS, max_batch_size=LIMIT
+        1.0, sampling_probability=0.1, steps=3, num_examples=50, max_batch_size=9
     )
-    guarantee = privacy.PrivacyGuarantee(
-        epsilon=1.0,
-        delta=DELTA,
-        neighboring=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        unit="record",
-        mechanism="DP-SGD",
-        event=event,
-    )
-    dpx.save(Trained({"w": np.ones(2)}, guarantee, []), tmp_path / "trained")
-    assert dpx.load(tmp_path / "trained").guarantee.event == event
-
-
-def test_a_replay_refuses_what_it_cannot_price(monkeypatch):
-    monkeypatch.setattr(_watch, "_watcher", object())
-    with pytest.raises(ValueError, match="max_batch_size=4 must be None in a replay"):
-        poisson_batches(RECORDS, sampling_probability=Q, steps=1, seed=0, max_batch_size=4)
+    assert event.event.dataset_size == 51  # type: ignore[attr-defined]
 
 
 @pytest.mark.quick_cases("5-2")
@@ -72,7 +86,7 @@ def test_a_cut_costs_more_among_more_records(records, limit):
     """So that the price of N + 1 records covers those who leave as well as those who join."""
     settings = {"sampling_probability": 0.3, "steps": 3, "max_batch_size": limit}
     costs = [
-        privacy.dpsgd_epsilon(NOISE, DELTA, num_examples=count, **settings)
+        privacy.dpsgd_epsilon(2.0, 1e-2, num_examples=count, **settings)
         for count in (records - 1, records, records + 1)
     ]
     assert costs == sorted(costs)
