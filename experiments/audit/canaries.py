@@ -13,6 +13,7 @@ from dpx import audit, ngram, privacy
 from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.audit import regression, whole
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
@@ -42,25 +43,16 @@ PLANTED = {f"fault_{name}": "planted: " + name.replace("_", " ") for name in FAU
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    if config.target not in _TARGETS:
-        raise ValueError(f"config.target={config.target!r} must be one of {tuple(_TARGETS)}")
-    if not 0 < config.confidence < 1:
-        raise ValueError(f"config.confidence={config.confidence} must be strictly between 0 and 1")
+    checks.choice(config, "target", _TARGETS)
+    # With every record in every batch, no step lacks the canary.
+    checks.share(config, "confidence", "sampling_probability")
+    checks.integers(config, "steps")
     for name in ("runs", "input_runs", "fault_runs", "canaries"):
         if config.get(name, 200) < 200:
             raise ValueError(
                 f"config.{name}={config[name]} must be at least 200: fewer prove nothing"
             )
-    if config.get("steps", 1) < 1:
-        raise ValueError(f"config.steps={config.steps} must be at least 1")
-    unknown = set(config.get("faults", ())) - set(FAULTS)
-    if unknown:
-        raise ValueError(f"config.faults has {sorted(unknown)}: use some of {', '.join(FAULTS)}")
-    # With every record in every batch, no step lacks the canary.
-    if not 0 < config.get("sampling_probability", 0.5) < 1:
-        raise ValueError(
-            f"config.sampling_probability={config.sampling_probability} must be strictly between 0 and 1"
-        )
+    checks.choice(config, "faults", FAULTS)
     if config.target == "recommender":
         histories = recommender_data.load(config)
         training.check(config.train, len(histories.items))

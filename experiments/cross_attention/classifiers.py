@@ -18,6 +18,7 @@ from dpx.privacy import (
 )
 from dpx.training import Keys
 from dpx.training.calibration import calibrate
+from experiments import checks
 from experiments.cross_attention.labelled import Documents
 
 UNIT = "row of (K, V)"  # a document
@@ -67,6 +68,12 @@ def guarantee(epsilon: float, delta: float, mechanism: str, unit: str = UNIT) ->
     return gaussian_guarantee(
         epsilon, delta, neighboring=ADD_OR_REMOVE_ONE, unit=unit, mechanism=mechanism
     )
+
+
+def check_regression(config) -> None:
+    """Raises ValueError for a section `regression` that cannot be used."""
+    checks.integers(config, "regression.steps", "regression.batch_size")
+    checks.positive(config, "regression.learning_rate", "regression.l2_clip_norm")
 
 
 def plan_regression(config, num_documents: int, unit: str = UNIT) -> PrivacyGuarantee:

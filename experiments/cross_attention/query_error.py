@@ -11,18 +11,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 import dpx.attention
 from dpx import cross_attention
-from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.cross_attention import figures as drawing
+from experiments.repeated import measure
 
 OWN_AXES = tuple(drawing.AXES)
 TITLES = {
@@ -51,31 +51,19 @@ class Cell(NamedTuple):
     def measure(self, errors: list[float]) -> Measure:
         """The mean error over memories, and its standard error."""
         settings = {self.setting: self.value} if self.setting else {}
-        error = float(stats.sem(errors)) if len(errors) > 1 else None
-        return Measure(self.row, "error", float(np.mean(errors)), error, settings)
+        return measure(self.row, "error", errors, settings)
 
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
     if config.delta > 0.5:
         raise ValueError(f"config.delta={config.delta} must be at most 1/2 for the paper's trees")
-    for name in ("trials", "num_queries"):
-        if config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    if config.data.n < 2 or config.data.dim < 1:
-        raise ValueError(
-            f"config.data.n={config.data.n} must be at least 2 and dim={config.data.dim} at least 1"
-        )
-    if not config.data.key_bound > 0:
-        raise ValueError(f"config.data.key_bound={config.data.key_bound} must be positive")
-    if any(degree < 0 or degree % 2 for degree in config.degrees):
-        raise ValueError(f"config.degrees={config.degrees} must be even")
-    if any(count < 1 for count in config.query_counts):
-        raise ValueError(f"config.query_counts={config.query_counts} must be positive")
-    if min(config.tree.degree, config.tree.copies, config.tree.bins) < 1:
-        raise ValueError("config.tree.degree, copies and bins must be at least 1")
+    checks.integers(config, "data.n", least=2)
+    checks.integers(config, "trials", "num_queries", "data.dim")
+    checks.integers(config, "tree.degree", "tree.copies", "tree.bins")
+    checks.positive(config, "data.key_bound")
+    checks.each(config, "degrees", least=0, even=True)
+    checks.each(config, "query_counts", least=1)
     PolynomialFeatures(config.data.dim, config.tree.degree)
 
 

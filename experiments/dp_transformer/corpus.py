@@ -9,6 +9,7 @@ import numpy as np
 from dpx.data import Alphabet, Histories, Texts, friends, shakespeare, split, surnames
 from dpx.data import text as own
 from dpx.training import users
+from experiments import checks
 
 
 class Corpus(NamedTuple):
@@ -101,38 +102,33 @@ class Public(NamedTuple):
         return [self.alphabet.decode(row[np.cumsum(row == self.end) == 0]) for row in rows]
 
 
-def check(data) -> None:
-    """Raises ValueError for a section `config.data` that cannot be used."""
-    if data.kind not in ("surnames", "shakespeare", "text", "friends"):
+def check(config) -> None:
+    """Raises ValueError for a section `data` that cannot be used."""
+    data = config.data
+    checks.choice(config, "data.kind", ("surnames", "shakespeare", "text", "friends"))
+    needed = {"text": "record", "friends": "record", "shakespeare": "generated"}
+    if needed.get(data.kind, "kind") not in data:
+        source = "shakespeare" if data.kind == "shakespeare" else "text"
         raise ValueError(
-            f"config.data.kind={data.kind!r} must be 'surnames', 'shakespeare', 'text' or 'friends'"
+            f"config.data.kind={data.kind!r} needs the settings of configs/{source}.py"
         )
-    if data.kind in ("text", "friends"):
-        _check_text(data)
-    if data.kind == "shakespeare" and "generated" not in data:
-        raise ValueError(
-            "config.data.kind='shakespeare' needs the settings of configs/shakespeare.py"
-        )
-    for name in ("limit", "split_seed"):
-        if data.get(name, 0) < 0:
-            raise ValueError(f"config.data.{name}={data[name]} must be at least 0")
-
-
-def _check_text(data) -> None:
-    if "record" not in data:
-        raise ValueError(f"config.data.kind={data.kind!r} needs the settings of configs/text.py")
-    if data.path is None and not data.generated and data.kind == "text":
+    if data.kind == "text" and data.path is None and not data.generated:
         raise ValueError(
             "config.data.path is missing: give a .txt file, a folder of them, or a table, such as a .csv, "
             ".jsonl or .parquet"
         )
-    if data.record not in own.RECORDS:
-        raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
-    if data.length < 1:
-        raise ValueError(f"config.data.length={data.length} must be at least 1")
-    if not 0 < data.held_out < 1:
-        raise ValueError(f"config.data.held_out={data.held_out} must be a share in (0, 1)")
-    own.alphabet(data.alphabet, data.outside)
+    if data.kind in ("text", "friends"):
+        check_texts(config)
+        own.alphabet(data.alphabet, data.outside)
+    checks.integers(config, "data.limit", "data.split_seed", least=0)
+
+
+def check_texts(config) -> None:
+    """Raises ValueError for what a section `data` says of texts of one's own."""
+    checks.choice(config, "data.record", own.RECORDS)
+    checks.integers(config, "data.length")
+    checks.share(config, "data.held_out")
+    checks.integers(config, "data.limit", "data.split_seed", least=0)
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,9 +11,9 @@ from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome, Plan
-from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.dp_transformer import models, training
 
 UNIT = "user"
@@ -40,16 +40,10 @@ ACTIVATIONS = {
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    flat = flatten(config)
-    sizes = ("data.num_users", "data.num_items", "draws", "sequences", "table.samples")
-    for name in (*sizes, "one_key.dim", "one_key.length", "one_key.samples"):
-        if flat[name] < 1:
-            raise ValueError(f"config.{name}={flat[name]} must be at least 1")
-    if config.data.length < 2:
-        raise ValueError(f"config.data.length={config.data.length} must be 2 or more")
-    for name in ("table.stds", "one_key.logit_variances"):
-        if not all(value >= 0 for value in flat[name]):
-            raise ValueError(f"config.{name}={flat[name]} must be at least 0 throughout")
+    checks.integers(config, "data.num_users", "data.num_items", "draws", "sequences")
+    checks.integers(config, "table.samples", "one_key.dim", "one_key.length", "one_key.samples")
+    checks.integers(config, "data.length", least=2)
+    checks.each(config, "table.stds", "one_key.logit_variances", least=0)
     models.check(config, config.data.num_items)
     training.check_both(config, config.data.num_users)
     if not config.reattention.enabled:

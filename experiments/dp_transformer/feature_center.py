@@ -10,6 +10,7 @@ import numpy as np
 import dpx
 from dpx.noise import release
 from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee, gaussian_noise_multiplier
+from experiments import checks
 from experiments.dp_transformer import training, warm_start
 
 LABEL = "mean of the features"
@@ -17,11 +18,8 @@ LABEL = "mean of the features"
 
 def check(config) -> None:
     """Raises ValueError for a share of the budget that cannot be spent."""
-    if not 0 <= config.center_budget_fraction < 1:
-        raise ValueError(
-            f"config.center_budget_fraction={config.center_budget_fraction} must be in [0, 1): the rest pays "
-            "for training, 0 releases no mean"
-        )
+    why = "the rest pays for training, 0 releases no mean"
+    checks.share(config, "center_budget_fraction", zero=True, why=why)
 
 
 def guarantee(config, unit: str, assumptions: tuple[str, ...]) -> dpx.PrivacyGuarantee | None:

@@ -42,7 +42,7 @@ TITLES = {
 
 def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
-    docs.check(config.data)
+    docs.check(config)
     tuned_text.check(config)
     for order in config.ngrams:
         if order not in (1, 2, 3):

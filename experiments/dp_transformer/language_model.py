@@ -11,6 +11,7 @@ from dpx.data import Texts, split
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training.keys import Keys, open_keys
+from experiments import checks
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     language_model_figures,
@@ -42,7 +43,7 @@ TITLES = {
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
-    corpora.check(config.data)
+    corpora.check(config)
     check(config, corpora.load(config))
 
 
@@ -55,10 +56,7 @@ def check(config, corpus: Corpus) -> None:
             raise ValueError(
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
-    if not 0 <= config.prior.budget_fraction < 1:
-        raise ValueError(
-            f"config.prior.budget_fraction={config.prior.budget_fraction} must be in [0, 1)"
-        )
+    checks.share(config, "prior.budget_fraction", zero=True)
     training.warn_about_delta(config.delta, corpus.train.num_units, f"{corpus.unit}s")
 
 

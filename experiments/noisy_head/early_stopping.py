@@ -11,13 +11,13 @@ import numpy as np
 from dpx import noisy_head
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
+from experiments import checks
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.excess_risk import summarize
 from experiments.noisy_head.methods import (
     SIMULATED,
     TITLES,
     check,
-    check_choices,
     check_some,
     make_cell,
     make_descent,
@@ -28,10 +28,9 @@ from experiments.noisy_head.methods import (
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
     check(config)
-    check_choices(config, "inits", ("zero", "sphere"))
+    checks.choice(config, "inits", ("zero", "sphere"))
     check_some(config, "methods", "inits", "steps_grid")
-    if min(config.steps_grid) < 1:
-        raise ValueError(f"config.steps_grid={config.steps_grid} must be at least 1 throughout")
+    checks.each(config, "steps_grid", least=1)
     if not methods(config):
         raise ValueError(
             f"config.steps_grid={config.steps_grid} must have a T above epsilon={config.epsilon} for the "

@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import noisy_head
 from dpx._validate import check_epsilon
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
+from experiments import checks
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
     TITLES,
     Cell,
     check,
-    check_choices,
     guarantees,
     make_cell,
     make_descent,
     progress,
 )
+from experiments.repeated import measure
 
 AXES = ("num_prompts", "length", "dim", "epsilon")
 METRICS = ("excess_risk", "test_mse")
@@ -175,7 +175,7 @@ def validate(config) -> None:
         raise ValueError(
             "config.methods=() without config.one_shot leaves nothing to fit: name one"
         )
-    check_choices(config, "axes", AXES)
+    checks.choice(config, "axes", AXES)
     for axis, values in config.axes.items():
         if not values or not all(value > 0 for value in values):
             raise ValueError(f"config.axes.{axis}={values} must hold positive values")
@@ -240,11 +240,7 @@ def run(config, workdir: Path) -> Outcome:
 
 def summarize(name: str, risks: np.ndarray, settings: dict[str, Any]) -> list[Measure]:
     """The mean excess risk and test MSE of (trials, 2), with their standard errors."""
-    errors = stats.sem(risks, axis=0) if len(risks) > 1 else (None, None)
-    return [
-        Measure(name, metric, float(mean), None if error is None else float(error), settings)
-        for metric, mean, error in zip(METRICS, risks.mean(axis=0), errors, strict=True)
-    ]
+    return [measure(name, metric, x, settings) for metric, x in zip(METRICS, risks.T, strict=True)]
 
 
 def exponents(config, measures: list[Measure]) -> list[Measure]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dpx import noisy_head
 from dpx.privacy import PrivacyGuarantee
+from experiments import checks
 
 # "paper" is Algorithm 1 as printed, with (4.1). "repaired" has the same step size and number of steps, with
 # exact accounting, tight sensitivity, the ridge objective and valid bounds. "last_iterate" also takes the
@@ -101,22 +102,10 @@ def guarantees(config, cell: Cell) -> dict[str, PrivacyGuarantee]:
 
 def check(config) -> None:
     """Raises ValueError for a bad value of what all simulations share."""
-    for name in ("trials", "num_prompts", "length", "dim", "steps"):
-        if config.get(name) is not None and config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    for name in ("regularization", "step_scale", "steps_exponent", "kappa"):
-        if config.get(name) is not None and not config[name] > 0:
-            raise ValueError(f"config.{name}={config[name]} must be positive")
-    if not config.noise_std >= 0:
-        raise ValueError(f"config.noise_std={config.noise_std} must be at least 0")
-    check_choices(config, "methods", METHODS)
-
-
-def check_choices(config, name: str, known: tuple[str, ...]) -> None:
-    """Raises ValueError unless `config[name]` holds names that are known."""
-    for chosen in config[name]:
-        if chosen not in known:
-            raise ValueError(f"config.{name} has {chosen!r}: use {', '.join(known)}")
+    checks.integers(config, "trials", "num_prompts", "length", "dim", "steps")
+    checks.positive(config, "regularization", "step_scale", "steps_exponent", "kappa")
+    checks.positive(config, "noise_std", zero=True)
+    checks.choice(config, "methods", METHODS)
 
 
 def check_some(config, *names: str) -> None:

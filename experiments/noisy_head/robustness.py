@@ -1,15 +1,14 @@
 """How far one corrupted prompt moves NoisyHead and ridge (Section 6.3 of arXiv 2504.16000)."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import noisy_head
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Outcome, Plan
+from experiments import checks
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
@@ -21,13 +20,13 @@ from experiments.noisy_head.methods import (
     make_descent,
     progress,
 )
+from experiments.repeated import measure
 
 
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
     check(config)
-    if config.where not in ("context", "all", "query"):
-        raise ValueError(f"config.where={config.where!r}: use 'context', 'all' or 'query'")
+    checks.choice(config, "where", ("context", "all", "query"))
     check_some(config, "methods", "scales", "powers")
     guarantees(config, make_cell(config, num_prompts=config.num_prompts))
 
@@ -61,8 +60,8 @@ def run(config, workdir: Path) -> Outcome:
     measures = []
     for name, values in shifts.items():
         for index, (c, p) in enumerate(attacks):
-            measures.append(_mean(name, "shift", values[:, index], {"c": c, "p": p}))
-    measures += [_mean(name, "test_mse", values) for name, values in mse.items()]
+            measures.append(measure(name, "shift", values[:, index], {"c": c, "p": p}))
+    measures += [measure(name, "test_mse", values) for name, values in mse.items()]
     releases = guarantees(config, cell)
     return Outcome(
         measures=measures,
@@ -77,13 +76,6 @@ def run(config, workdir: Path) -> Outcome:
         "prompt is corrupted with α = c Nᵖ; test_mse is without attack. ridge_qr and ridge_gram are the same "
         "ridge by two solvers, and not private; zero predicts zero.",
     )
-
-
-def _mean(
-    name: str, metric: str, values: np.ndarray, settings: dict[str, Any] | None = None
-) -> Measure:
-    error = float(stats.sem(values)) if len(values) > 1 else None
-    return Measure(name, metric, float(np.mean(values)), error, settings or {})
 
 
 def _fitter(name, config, cell):
