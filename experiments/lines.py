@@ -55,14 +55,13 @@ def draw(
       sharey: Whether all panels have one vertical axis.
     """
     plt, panels = plotting.pyplot(), list(panels)
-    size = (1.5 + 5 * len(panels), 4)
+    size = (max(7, 5 * len(panels)), 5)
     figure, grid = plt.subplots(
         1, len(panels), figsize=size, squeeze=False, layout="constrained", sharey=sharey
     )
-    rows = {point.measure.row: "" for panel in panels for point in panel.points}
-    colours = {
-        row: f"C{number % 10}" for number, row in enumerate(row for row in titles if row in rows)
-    }
+    present = dict.fromkeys(point.measure.row for panel in panels for point in panel.points)
+    rows = dict.fromkeys([row for row in titles if row in present] + list(present))
+    colours = {row: f"C{number % 10}" for number, row in enumerate(rows)}
     styles = {row: "--" if row in dashed else "-" for row in colours}
     shapes: dict[str, str] = {}
     for axes, panel in zip(grid[0], panels, strict=True):
@@ -83,9 +82,10 @@ def draw(
             means, errors = zip(*(over_runs(by_x[x]) for x in xs), strict=True)
             axes.errorbar(xs, means, errors, marker=shape, markersize=4, capsize=2, **style)
         _scale(axes, panel.points)
-        axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
+        axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
+        axes.set_title(panel.title, fontsize="small")
     handles = [
-        plt.Line2D([], [], color=colour, linestyle=styles[row], label=titles[row])
+        plt.Line2D([], [], color=colour, linestyle=styles[row], label=titles.get(row, row))
         for row, colour in colours.items()
     ]
     handles += [
@@ -93,7 +93,7 @@ def draw(
         for marker, shape in sorted(shapes.items())
         if marker
     ]
-    figure.legend(handles=handles, fontsize=8, loc="outside right upper")
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2)
     return plotting.save(figure, path, title)
 
 

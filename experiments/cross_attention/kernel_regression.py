@@ -19,14 +19,9 @@ from dpx import cross_attention
 from dpx.cross_attention import baselines
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.noise import release
-from dpx.privacy import (
-    REPLACE_ONE,
-    PrivacyGuarantee,
-    gaussian_guarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
-from experiments import checks
+from experiments import checks, guarantees
 
 FIELDS = ("carat", "depth", "table")
 LOW, HIGH = np.array([0.2, 50.0, 50.0]), np.array([5.2, 75.0, 80.0])
@@ -189,14 +184,9 @@ def private_regression(
 
 
 def _guarantee(epsilon: float, delta: float, mechanism: str) -> PrivacyGuarantee:
-    return gaussian_guarantee(
-        epsilon,
-        delta,
-        neighboring=REPLACE_ONE,
-        unit=UNIT,
-        mechanism=mechanism,
-        assumptions=("the number of rows is public",),
-    )
+    about: dict[str, Any] = {"neighboring": REPLACE_ONE}
+    about["assumptions"] = ("the number of rows is public",)
+    return guarantees.gaussian(epsilon, delta, mechanism, UNIT, **about)
 
 
 def _squared_norm() -> int:

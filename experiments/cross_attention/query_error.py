@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import dpx.attention
 from dpx import cross_attention
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
-from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
-from experiments import checks
+from experiments import checks, guarantees
 from experiments.cross_attention import figures as drawing
+from experiments.cross_attention.table import exact_attention
 from experiments.repeated import measure
 
 OWN_AXES = tuple(drawing.AXES)
@@ -81,13 +81,8 @@ def plan(config) -> Plan:
         "sketch_sensitivity": change,
         "sketch_noise_std": multiplier * change,
     }
-    gaussian = gaussian_guarantee(
-        config.epsilon,
-        config.delta,
-        neighboring=domain.neighboring,
-        unit="row of (K, V)",
-        mechanism="Gaussian mechanism",
-    )
+    about = config.epsilon, config.delta, "Gaussian mechanism", "row of (K, V)"
+    gaussian = guarantees.gaussian(*about, neighboring=domain.neighboring)
     cells = [
         *_mechanisms(config),
         Cell("dp_mean"),
@@ -95,9 +90,7 @@ def plan(config) -> Plan:
     ]
     plain = {Cell("tree_laplace"), Cell("tree_paper")}  # truncated noise has no event
     releases = {
-        cell.measure([0.0]).place: dataclasses.replace(gaussian, event=None)
-        if cell in plain
-        else gaussian
+        cell.place: dataclasses.replace(gaussian, event=None) if cell in plain else gaussian
         for cell in cells
     }
     return Plan(releases, parameters)
@@ -124,7 +117,7 @@ def run(config, workdir: Path) -> Outcome:
     for trial in range(config.trials):
         print(f"memory {trial + 1} of {config.trials}: building and asking", flush=True)
         K, V, Q = _draw(config, trial)
-        exact = _exact(Q, K, V)
+        exact = exact_attention(Q, K, V, 1 / K.shape[-1])
 
         def noise(cell, trial=trial):
             return keys.noise(f"{cell.place} of memory {trial}")
@@ -196,12 +189,6 @@ def _draw(config, trial: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     unit = rng.random((config.data.n, config.data.dim), np.float32)
     queries = rng.random((config.num_queries, config.data.dim), np.float32)
     return config.data.key_bound * unit, 2 * unit - 1, config.data.key_bound * queries
-
-
-@jax.jit
-def _exact(Q, K, V) -> jax.Array:
-    attend = lambda q: dpx.attention.dot_product_attention(q[None], K, V, scale=1 / K.shape[-1])[0]  # noqa: E731
-    return jax.lax.map(attend, Q, batch_size=50)
 
 
 def _timed(call):

@@ -23,11 +23,10 @@ from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import (
     REPLACE_ONE,
     gaussian_epsilon,
-    gaussian_guarantee,
     gaussian_noise_multiplier,
 )
 from dpx.training import keys as secrets
-from experiments import checks
+from experiments import checks, guarantees
 from experiments.cross_attention.kernel_regression import (
     HIGH,
     LOW,
@@ -122,9 +121,8 @@ def validate(config) -> None:
 
 def plan(config) -> Plan:
     """What a run will release: one budget for the memories of all blocks, and another for the mean."""
-    spent = gaussian_guarantee(
-        config.epsilon, config.delta, neighboring=REPLACE_ONE, unit=UNIT, mechanism="memories"
-    )
+    about = config.epsilon, config.delta, "memories", UNIT
+    spent = guarantees.gaussian(*about, neighboring=REPLACE_ONE)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     parameters = {"noise_multiplier_of_a_block": multiplier * config.model.num_blocks**0.5}
     return Plan({"reader": spent, "dp_mean": spent}, parameters)

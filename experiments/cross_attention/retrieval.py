@@ -19,9 +19,9 @@ import dpx
 from dpx import _storage as storage
 from dpx import cross_attention
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
-from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
-from experiments import checks
+from experiments import checks, guarantees
 from experiments.cross_attention import answers, labelled, rivals, votes
 from experiments.cross_attention.classifiers import (
     UNIT,
@@ -81,8 +81,8 @@ def plan(config) -> Plan:
     """What a run will release, and what the expected error chooses from public numbers."""
     found = _expected(config)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
-    memory = gaussian_guarantee(
-        **budget, neighboring=config.neighboring, unit=UNIT, mechanism="sketch"
+    memory = guarantees.gaussian(
+        **budget, mechanism="sketch", unit=UNIT, neighboring=config.neighboring
     )
     releases = dict.fromkeys(_memories(config), memory)
     if _all_rows(config):
@@ -247,9 +247,7 @@ class Memory(NamedTuple):
         return [dict(zip(self.names, row, strict=True)) for row in shares.tolist()]
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Accuracy against the number of queries, beside what is paid for by each of them."""
-    return rivals.draw(records, folder)
+figures = rivals.draw
 
 
 def load(config, workdir: Path) -> Memory:

@@ -16,10 +16,10 @@ from dpx.cross_attention.features import Features
 from dpx.cross_attention.sketch import expected
 from dpx.data.arrays import load_array, load_columns
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
-from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from dpx.training import log
-from experiments import checks
+from experiments import checks, guarantees
 
 RELEASE = "memory.dpx"
 _NOTES = (
@@ -69,13 +69,8 @@ def plan(config) -> Plan:
     domain, features = _chosen(config, K, V)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     found = expected.simulated(domain, features, len(K), multiplier)
-    spent = gaussian_guarantee(
-        config.epsilon,
-        config.delta,
-        neighboring=domain.neighboring,
-        unit="row of (K, V)",
-        mechanism="sketch",
-    )
+    about = config.epsilon, config.delta, "sketch", "row of (K, V)"
+    spent = guarantees.gaussian(*about, neighboring=domain.neighboring)
     parameters = {
         "noise_multiplier": multiplier,
         "kind_of_features": found.features,
@@ -122,7 +117,7 @@ def run(config, workdir: Path) -> Outcome:
                 f"{config[_DOMAINS[name]]!r} allow, and were moved inside",
                 shown=True,
             )
-    exact = _exact(Q, *inside, 1 / domain.scale)
+    exact = exact_attention(Q, *inside, 1 / domain.scale)
     answers = {
         "sketch": memory.query(Q),
         "zero": jnp.zeros(1),
@@ -264,7 +259,9 @@ def _private_means(config, domain: Domain, V: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _exact(Q, K, V, scale) -> jax.Array:
+def exact_attention(Q, K, V, scale) -> jax.Array:
+    """Answers (m, d_v) of attention that is not private."""
+
     def attend(q):
         return dpx.attention.dot_product_attention(q[None], K, V, scale=scale)[0]
 

@@ -8,8 +8,15 @@ import numpy as np
 
 from dpx.data import Alphabet, Histories, Texts, friends, shakespeare, split, surnames
 from dpx.data import text as own
+from dpx.launch.experiment import compares
 from dpx.training import users
 from experiments import checks
+
+# Of what guarantees are about: what the number of all units decides.
+PUBLIC_NUMBER = (
+    "the number of {}s, which sets the split, the sampling probability, the batch size "
+    "and δ, is public"
+)
 
 
 class Corpus(NamedTuple):
@@ -20,18 +27,6 @@ class Corpus(NamedTuple):
     public: "Public"
 
     @property
-    def vocab_size(self) -> int:
-        return self.public.vocab_size
-
-    @property
-    def start(self) -> int:
-        return self.public.start
-
-    @property
-    def length(self) -> int:
-        return self.public.length
-
-    @property
     def unit(self) -> str:
         return self.public.unit
 
@@ -39,8 +34,7 @@ class Corpus(NamedTuple):
     def assumptions(self) -> tuple[str, ...]:
         """On which the guarantees rest."""
         return (
-            f"the number of {self.unit}s, which set the split, the sampling probability, the batch size and "
-            "δ, is public",
+            PUBLIC_NUMBER.format(self.unit),
             "the alphabet, what becomes of characters outside it, and the longest admissible "
             f"{self.public.record} are public",
             *([users.ASSUMPTION] if self.public.of_users else []),
@@ -100,6 +94,11 @@ class Public(NamedTuple):
             return [self.alphabet.decode(row) for row in tokens]
         rows = (row[: self.length - 1] for row in tokens)
         return [self.alphabet.decode(row[np.cumsum(row == self.end) == 0]) for row in rows]
+
+
+def compared_ngrams(config) -> tuple[int, ...]:
+    """The orders of the n-gram models that stand beside the others, each for the whole budget."""
+    return tuple(config.ngrams) if compares(config) else ()
 
 
 def check(config) -> None:

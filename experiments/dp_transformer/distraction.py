@@ -13,7 +13,7 @@ from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
-from experiments import checks
+from experiments import checks, lines
 from experiments.dp_transformer import models, training
 
 UNIT = "user"
@@ -242,25 +242,19 @@ def figures(records, folder: Path) -> list[Path]:
     loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
     if not loaded:
         return []
-    figure, axes = plotting.pyplot().subplots(1, 2, figsize=(12, 3.5), layout="constrained")
-    titles = (TITLES["one_key"], TITLES["dp_reattention"])
-    for axis, part, title in zip(axes, ("keys", "trained"), titles, strict=True):
-        for number, name in enumerate(ATTENTIONS):
-            for place, (record, arrays) in enumerate(loaded):
-                if part == "keys" and place:
-                    continue  # these do not depend on ε
-                words = name if part == "keys" else f"{name}, ε = {record.config['epsilon']:g}"
-                style = {"color": f"C{number}", "marker": "os^Dv"[place % 5], "markersize": 4}
-                axis.plot(
-                    arrays[f"{part}_variance"], arrays[f"{part}_{name}"], label=words, **style
-                )
-        axis.axhline(1, color="gray", linewidth=0.5)
-        axis.set(title=title, ylabel="E[S] / S")
-        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
-    axes[0].set(xlabel="variance of the logit", yscale="log")
-    axes[1].set(xlabel="variance of the key", xscale="log")
-    axes[1].tick_params(axis="x", which="minor", labelbottom=False)
-    distraction = plotting.save(figure, folder / "distraction.png", "Attention that noise draws")
+    panels = []
+    for part, row, of in (("keys", "one_key", "logit"), ("trained", "dp_reattention", "key")):
+        points = [
+            lines.Point(Measure(name, "E[S] / S", float(y)), float(x), words)
+            for record, arrays in (loaded[:1] if part == "keys" else loaded)  # ε is of the trained
+            for words in ("" if part == "keys" else f"ε = {record.config['epsilon']:g}",)
+            for name in ATTENTIONS
+            for x, y in zip(arrays[f"{part}_variance"], arrays[f"{part}_{name}"], strict=True)
+        ]
+        panels.append(lines.Panel(points, f"variance of the {of}", "E[S] / S", TITLES[row]))
+    titles = {name: name for name in ATTENTIONS}
+    path = folder / "distraction.png"
+    distraction = lines.draw(path, "Attention that noise draws", panels, titles)
     return [distraction, _draw_maps(loaded, folder)]
 
 

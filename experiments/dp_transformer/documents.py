@@ -10,6 +10,7 @@ from dpx._validate import check_choice
 from dpx.data import files
 from dpx.data import text as own
 from dpx.data.records import num_units, of_units
+from dpx.nn.pretrained import padded
 from experiments import checks
 from experiments.dp_transformer import corpus
 
@@ -163,10 +164,8 @@ def _cut(
     if not pairs:
         raise ValueError(f"config.data.length={length} leaves no record: check --config.data.path")
     found, users = (list(part) for part in zip(*pairs, strict=True))
-    mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
-    tokens = np.full(mask.shape, start, np.int32)
-    tokens[mask] = np.concatenate(found)
-    return Documents(tokens, mask, own.numbered(users))
+    tokens, mask = padded(found, length)
+    return Documents(np.where(mask, tokens, np.int32(start)), mask, own.numbered(users))
 
 
 def newsgroups_table(half: str) -> Path:

@@ -13,9 +13,8 @@ from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
-from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training import checkpoints
-from experiments import checks
+from experiments import checks, guarantees
 from experiments.dp_transformer import training
 
 KINDS = ("transformer", "gru", "lstm")
@@ -186,13 +185,9 @@ def plan(
     for row in rows:
         own = {} if choice is None or row != rows[-1] else {"choice of a model": choice}
         if row == "dp_reattention" and config.reattention.probabilities == "release":
-            own["token probabilities"] = gaussian_guarantee(
-                config.reattention.budget_fraction * config.epsilon,
-                config.delta,
-                neighboring=ADD_OR_REMOVE_ONE,
-                unit=unit,
-                mechanism="token probabilities",
-            )
+            spent = config.reattention.budget_fraction * config.epsilon
+            label = "token probabilities"
+            own[label] = guarantees.gaussian(spent, config.delta, label, unit)
         found = _shared(config, num_records, unit, (), prior, own)
         releases[row] = found.alone
         if not parameters:

@@ -1,4 +1,4 @@
-"""Rows that are read some at a time, and always as many, and what is kept of reading them."""
+"""What models of texts share: rows that are read as many at a time, and what is kept of reading them."""
 
 import functools
 import json
@@ -30,6 +30,17 @@ def in_pieces(function: Callable[[np.ndarray], Any], count: int, size: int) -> n
             found = np.empty((count, *piece.shape[1:]), piece.dtype)
         found[start : start + size] = piece[: count - start]
     return found
+
+
+def inputs(known: Any, tokens: np.ndarray) -> np.ndarray:
+    """The predecessor of each token of records (n, L); that of the first is `known.start`."""
+    first = np.full((len(tokens), 1), known.start, np.int32)
+    return np.concatenate([first, tokens[:, :-1]], axis=1)
+
+
+def weight(before, targets, mask):
+    """The part of the width that one record fills, by which losses of records are averaged."""
+    return mask.sum() / len(targets)
 
 
 def bytes_of(path: Path | str) -> list[np.ndarray]:

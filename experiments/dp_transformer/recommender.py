@@ -139,14 +139,7 @@ def candidate(config) -> Candidate:
     )
 
 
-def load(config, workdir: Path) -> next_item.PrivateRecommender:
-    """The private model that a run left (of its first seed); reads the run's folder alone."""
-    return next_item.load(config, workdir)
-
-
-def figures(records, folder: Path) -> list[Path]:
-    """Rows against ε, during training, over a grid, and with or without a shared embedding."""
-    return recommender_figures.draw(records, folder)
+load, figures = next_item.load, recommender_figures.draw
 
 
 def _notes(config, train: Histories) -> str:

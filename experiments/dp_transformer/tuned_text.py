@@ -19,7 +19,7 @@ from dpx.training import checkpoints
 from experiments import checks
 from experiments.dp_transformer import record_probability
 from experiments.dp_transformer.documents import Bytes, Documents, check_kind
-from experiments.dp_transformer.pieces import bytes_of, in_pieces
+from experiments.dp_transformer.pieces import bytes_of, in_pieces, inputs
 
 MODES = ("lora", "full")
 _DEFAULT = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model of `pretrained.default_path`
@@ -124,12 +124,6 @@ def model_files(config) -> list[np.ndarray]:
     return bytes_of(config.model.path or pretrained.default_path())
 
 
-def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
-    """Each token's predecessor; that of the first is `tokenizer.start`."""
-    first = np.full((len(tokens), 1), tokenizer.start, np.int32)
-    return np.concatenate([first, tokens[:, :-1]], axis=1)
-
-
 def trunk(language: Language, documents: Documents) -> np.ndarray:
     """What enters the first layer that is tuned, (n, L, d), of each document alone."""
     run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
@@ -159,11 +153,6 @@ def loss(language: Language, trained, frozen, before, targets, mask, key):
         bits = before.dtype == jnp.uint16
         x = lax.bitcast_convert_type(before, jnp.bfloat16) if bits else before
     return _nats(model.logits(x), targets, mask).sum() / len(targets)
-
-
-def weight(before, targets, mask):
-    """The part of the width that one record fills."""
-    return mask.sum() / len(targets)
 
 
 def _nats(logits, targets, mask):

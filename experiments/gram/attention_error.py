@@ -231,6 +231,4 @@ def _progress(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Error along every swept axis, error against its bounds, and the numbers of samples."""
-    return error_figures.draw(records, folder)
+figures = error_figures.draw

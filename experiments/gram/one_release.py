@@ -14,7 +14,7 @@ from dpx.data import Histories, leave_last_out
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
-from experiments import checks
+from experiments import checks, guarantees
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import ranking, recommender_plain
 
@@ -62,12 +62,7 @@ def plan(config) -> Plan:
     }
 
     def spent(epsilon: float, delta: float, **_) -> privacy.PrivacyGuarantee:
-        about = {
-            "neighboring": privacy.ADD_OR_REMOVE_ONE,
-            "unit": "user",
-            "mechanism": "one release",
-        }
-        return privacy.gaussian_guarantee(epsilon, delta, **about)
+        return guarantees.gaussian(epsilon, delta, "one release", "user")
 
     whole = ("dp_popularity", "transitions", "transitions_one_round", "ease")
     once: dict[str, Any] = dict.fromkeys(whole, spent(config.epsilon, config.delta))

@@ -1,7 +1,8 @@
 """Figures of the NoisyHead experiments, drawn from the measures of a finished run."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments import lines
 from experiments.lines import Point
@@ -16,32 +17,36 @@ AXIS_NAMES = {
 }
 
 
-def draw(
-    record,
-    path: Path,
+def drawer(
+    name: str,
     metrics: Mapping[str, str],
     *,
     x: str,
     marker: str = "",
     dashed: Collection[str] = ("zero", "ridge"),
-) -> Path:
-    """A panel for each metric: the mean and its standard error against a setting.
+) -> Callable[[Any, Path], list[Path]]:
+    """The function `figures` of an experiment: for each run a panel for each metric, against a setting.
 
     Args:
-      record: The run, whose measures have the setting `x`, and `marker` too where they differ by it. Measures
-        without any setting are horizontal lines.
-      path: Of the figure, which is returned.
+      name: Of the file, with the run's folder.
       metrics: The words of the vertical axis, by metric.
-      x: The setting of the horizontal axis.
+      x: The setting of the horizontal axis. Measures without any setting are horizontal lines.
       marker: The setting that markers tell apart; colours tell rows apart.
       dashed: The rows that look at no private data, or are not private.
     """
-    panels = [
-        lines.Panel(list(_points(record, metric, x, marker)), AXIS_NAMES[x], words)
-        for metric, words in metrics.items()
-    ]
-    title = f"In-context regression, {record.title()}"
-    return lines.draw(path, title, panels, record.titles, dashed=dashed)
+
+    def figures(records, folder: Path) -> list[Path]:
+        return [_draw(record, folder / f"{name}_{record.workdir.name}.png") for record in records]
+
+    def _draw(record, path: Path) -> Path:
+        panels = [
+            lines.Panel(list(_points(record, metric, x, marker)), AXIS_NAMES[x], words)
+            for metric, words in metrics.items()
+        ]
+        title = f"In-context regression, {record.title()}"
+        return lines.draw(path, title, panels, record.titles, dashed=dashed)
+
+    return figures
 
 
 def _points(record, metric: str, x: str, marker: str) -> Iterator[Point]:

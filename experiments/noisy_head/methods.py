@@ -4,6 +4,9 @@ import math
 import sys
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from dpx import noisy_head
 from dpx.privacy import PrivacyGuarantee
 from experiments import checks
@@ -45,6 +48,19 @@ class Cell(NamedTuple):
     dim: int
     regularization: float
     noise_std: float
+
+    def draw(self, key: jax.Array, **options) -> noisy_head.Features:
+        """Features of prompts."""
+        sizes = (self.num_prompts, self.length, self.dim)
+        return noisy_head.sample_features(key, *sizes, noise_std=self.noise_std, **options)
+
+    def risks(self, gamma: jax.Array, reference: jax.Array) -> jax.Array:
+        """(..., 2): excess risk over a reference, and test MSE, both exact."""
+        excess, mse = (
+            noisy_head.population_risk(gamma, self.length, noise_std=self.noise_std, **against)
+            for against in ({"reference": reference}, {})
+        )
+        return jnp.stack([excess, mse], axis=-1)
 
 
 def make_cell(

@@ -9,7 +9,7 @@ import numpy as np
 from dpx import noisy_head
 from dpx.launch.experiment import Comparison, Outcome, Plan
 from experiments import checks
-from experiments.noisy_head import figures as noisy_head_figures
+from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import (
     SIMULATED,
     TITLES,
@@ -88,15 +88,9 @@ def _fitter(name, config, cell):
 
 def _trial(key, config, cell, alphas, fits):
     key_data, key_victim, key_good, key_bad = jax.random.split(key, 4)
-    sizes = (cell.num_prompts, cell.length, cell.dim)
     index = jax.random.randint(key_victim, (), 0, cell.num_prompts)
     clip = make_descent("paper", config, cell).hyper.response_clip  # the same under both rules
-    raw, clipped = (
-        noisy_head.sample_features(
-            key_data, *sizes, noise_std=cell.noise_std, response_clip=response_clip
-        )
-        for response_clip in (None, clip)
-    )
+    raw, clipped = (cell.draw(key_data, response_clip=bound) for bound in (None, clip))
     # The victim's tokens again: a prompt depends on its own key alone.
     victim = noisy_head.sample_prompt(
         jax.random.split(key_data, cell.num_prompts)[index],
@@ -144,16 +138,10 @@ def _trial(key, config, cell, alphas, fits):
     return risks, mse
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Risk of the shift against p."""
-    return [
-        noisy_head_figures.draw(
-            record,
-            folder / f"robustness_{record.workdir.name}.png",
-            {"shift": "E⟨Γ − Γ_bad, Z⟩²"},
-            x="p",
-            marker="c",
-            dashed=("ridge_qr", "ridge_gram"),
-        )
-        for record in records
-    ]
+figures = drawer(
+    "robustness",
+    {"shift": "E⟨Γ − Γ_bad, Z⟩²"},
+    x="p",
+    marker="c",
+    dashed=("ridge_qr", "ridge_gram"),
+)

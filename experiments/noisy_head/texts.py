@@ -16,8 +16,8 @@ from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import log
 from dpx.training.keys import open_keys
 from experiments import checks
-from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
+from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import TITLES, check_some, progress
 
 ASSUMPTION = "a record is a prompt of non-empty documents; which documents are empty is public"
@@ -273,15 +273,9 @@ def _best_ridge(train: noisy_head.Prompts, config) -> jax.Array:
     return noisy_head.ridge(noisy_head.featurize(train), min(risks, key=lambda decay: risks[decay]))
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Test risks against T."""
-    return [
-        noisy_head_figures.draw(
-            record,
-            folder / f"text_{record.workdir.name}.png",
-            {"excess_risk": "excess test risk over ridge", "test_mse": "test MSE"},
-            x="steps",
-            dashed=("zero", "ridge", "not_private"),
-        )
-        for record in records
-    ]
+figures = drawer(
+    "text",
+    {"excess_risk": "excess test risk over ridge", "test_mse": "test MSE"},
+    x="steps",
+    dashed=("zero", "ridge", "not_private"),
+)

@@ -1677,11 +1677,11 @@ FAULTS = (
     Fault(
         "all n-grams have the same noise",
         "experiments/dp_transformer/language_model.py",
-        """for order in _compared(config):
+        """for order in compared_ngrams(config):
         row = f"dp_{order}gram"
         model = _fit_ngram(keys.noise(row),""",
         """key = keys.noise("n-grams")
-    for order in _compared(config):
+    for order in compared_ngrams(config):
         row = f"dp_{order}gram"
         model = _fit_ngram(key,""",
         SHARED.format("quickstart:tiny"),
@@ -3492,8 +3492,8 @@ FAULTS = (
     Fault(
         "that a memory of texts rests on public documents is no assumption",
         "experiments/cross_attention/token_memory.py",
-        '        assumptions=("the pretrained model and the public documents do not depend on the data",),\n',
-        "",
+        'assumed = ("the pretrained model and the public documents do not depend on the data",)',
+        "assumed = ()",
         "tests/experiments/test_plans.py::test_a_run_costs_what_its_plan_says[next_tokens:tiny]",
     ),
     Fault(
