@@ -63,22 +63,6 @@ def test_nothing_is_chosen_or_paid_without_a_prior_or_a_share():
     assert choice.guarantee(tiny(choice_budget_fraction=0.0), _any(), "user", ()) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"choice_budget_fraction": -0.1}, r"choice_budget_fraction=-0\.1 must be in"),
-        ({"choice_budget_fraction": 1.0}, r"choice_budget_fraction=1\.0 must be in"),
-        (
-            {"choice_budget_fraction": 0.5, "popularity_budget_fraction": 0.5},
-            r"choice_budget_fraction=0\.5 and config\.popularity_budget_fraction=0\.5 must leave",
-        ),
-    ],
-)
-def test_a_share_that_leaves_nothing_is_named(changes, named):
-    with pytest.raises(ValueError, match=named):
-        run.check(tiny(**changes))
-
-
 @pytest.mark.slow
 def test_a_model_that_training_made_worse_is_not_served(tmp_path):
     """A learning rate of 1e3 makes every model worse than the popularity that it starts from."""

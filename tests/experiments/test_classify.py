@@ -7,7 +7,6 @@ import folders
 import jax
 import numpy as np
 import pytest
-from all_configs import configured
 from command_line import call
 from sklearn import metrics
 
@@ -37,32 +36,6 @@ def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
     config = table(tmp_path, ["one,yes,a", "two,maybe,a", "three,no,b"])
     with pytest.raises(ValueError, match=r"line 3 has the label 'maybe'"):
         labelled_texts.load(config)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"data.labels": ()}, "must name two labels or more"),
-        ({"data.labels": ("a", "a")}, "each once"),
-        ({"data.text": None}, "config.data.text is missing"),
-        ({"data.kind": "sentences"}, "is no table of your own"),
-        ({"data.kind": "films"}, "config.data.kind='films'"),
-        ({"tune.mode": "probe"}, "must be 'full'"),
-        ({"tune.mode": "none"}, "config.tune.mode='none'"),
-        ({"model.kind": "random"}, "config.model.kind='random'"),
-        ({"model.path": "folder"}, "config.model.path='folder' must be left out"),
-        ({"model.read_layers": 0}, "config.model.read_layers=0 must be"),
-        ({"center_budget_fraction": 1.0}, r"config.center_budget_fraction=1\.0 must be in"),
-        ({"words.batch_size": 10**6}, "config.words.batch_size=1000000"),
-        ({"data.held_out": 1.0}, "config.data.held_out=1.0"),
-    ],
-)
-def test_wrong_settings_end_in_one_line(tmp_path, changes, words):
-    config = configured("classify:table,tiny", tmp_path)
-    with config.ignore_type():
-        config.update_from_flattened_dict(changes)
-    with pytest.raises(ValueError, match=words):
-        run.check(config)
 
 
 def test_users_of_a_table_are_the_unit(tmp_path):

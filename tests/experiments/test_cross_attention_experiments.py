@@ -109,24 +109,6 @@ def test_regression_sensitivity_is_never_exceeded(monkeypatch):
     assert 0.9 < worst <= 1
 
 
-@pytest.mark.parametrize(
-    ("variant", "key", "value"),
-    [
-        ("size", "data.n", 1),
-        ("size", "data.key_bound", 0.0),
-        ("size", "degrees", (3,)),
-        ("size", "trials", 0),
-        ("diamonds", "kernel.degree", 3),
-        ("diamonds", "kernel.largest_logit", -1.0),
-    ],
-)
-def test_bad_values_are_refused(variant, key, value):
-    config = config_file.get_config(f"{variant},tiny")
-    config.update_from_flattened_dict({key: value})
-    with pytest.raises(ValueError, match=r"config\."):
-        MODULES[config.experiment].validate(config)
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Memories of one's own
 
@@ -194,14 +176,6 @@ def test_the_owner_hears_of_rows_that_are_moved_into_the_domain(tmp_path, capsys
     assert "moved" not in capsys.readouterr().err
 
 
-def test_a_table_without_the_columns_names_their_flag(tmp_path):
-    config = own_config(own_memory(tmp_path, "csv"), **{"data.key": "K"})
-    with pytest.raises(
-        ValueError, match=r"no column 'K': it has name, a, c, b.* \(--config\.data\.key=K\)"
-    ):
-        table.validate(config)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("shift", "best"), [(0.0, "zero"), (0.5, "dp_mean")])
 def test_the_best_trivial_answer_to_an_own_memory_follows_from_its_values(shift, best, tmp_path):
@@ -251,38 +225,6 @@ def test_own_memory_under_secret_keys(tmp_path):
     again = table.run(config, tmp_path / "first")
     assert again.measures == outcomes[0].measures
     assert outcomes[0].measures[0] != outcomes[1].measures[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data.path": None}, r"config\.data\.path is missing"),
-        ({"data.key": ""}, r"config\.data\.key is missing"),
-        ({"data.key": "a,z"}, r"memory\.csv: has no column 'z': it has name, a, c, b"),
-        ({"data.key": "name"}, r"memory\.csv: line 2, column 'name' is 'diamond'"),
-        ({"key_bound": None}, r"config\.key_bound is missing"),
-        ({"value_bound": -1.0}, r"config\.value_bound=-1"),
-        ({"domain": "sphere"}, r"config\.domain='sphere'"),
-        ({"num_features": 8}, r"config\.num_features=8 is for random features"),
-        ({"temperature": 0.0}, r"config\.temperature=0"),
-        ({"features": "fourier"}, r"config\.features='fourier'"),
-        ({"value_domain": "cube"}, r"config\.value_domain='cube'"),
-        (
-            {"degree": 2},
-            r"config\.degree=2 is for taylor features: .* use --config\.features=taylor",
-        ),
-        ({"features": "taylor", "degree": 3}, r"degree=3 must be even"),
-    ],
-)
-def test_wrong_settings_of_an_own_memory_are_named(changes, message, tmp_path):
-    config = own_config(own_memory(tmp_path, "csv"))
-    table.validate(config)
-    with config.ignore_type():
-        config.update_from_flattened_dict(changes)
-    with pytest.raises(ValueError, match=message) as error:
-        table.validate(config)
-    assert len(str(error.value).splitlines()) == 1
 
 
 def embeddings(folder, dim=384):
@@ -335,53 +277,6 @@ def test_the_temperature_of_features_that_are_named_is_the_root_of_the_width(tmp
     assert table.plan(config).parameters["temperature"] == pytest.approx(2**0.5)
     config.temperature = 0.7
     assert table.plan(config).parameters["temperature"] == 0.7
-
-
-def test_own_files_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing\.csv: no such file"):
-        table.validate(own_config(tmp_path / "missing.csv"))
-    np.savez(tmp_path / "x.npz", K=np.ones((3, 2)), V=np.ones(4), W=np.ones((2, 2, 2)))
-    for changes, message in (
-        ({}, r"x\.npz: K has 3 rows and V has 4"),
-        ({"data.key": "Z"}, r"x\.npz: has no array 'Z'"),
-        ({"data.key": "W"}, r"x\.npz: array 'W' has shape \(2, 2, 2\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            table.validate(own_config(tmp_path / "x.npz", **changes))
-    np.save(tmp_path / "x.npy", np.ones((3, 2)))
-    with pytest.raises(ValueError, match=r"x\.npy: has no column '3': use 1, 2"):
-        table.validate(own_config(tmp_path / "x.npy"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        # Part of the private table would be public otherwise.
-        ({"data.test_path": None}, r"config\.data\.test_path is missing"),
-        ({"data.user": "who"}, r"config\.data\.user='who' must be left out"),
-        ({"data.labels": ("one",)}, r"config\.data\.labels=.* must name two labels"),
-        ({"neighbours": (0,)}, r"config\.neighbours=\(0,\) must be positive"),
-        ({"dim": 5}, r"config\.dim=5 must be less than 4, the number of public texts"),
-        ({"dim": 17}, r"config\.dim=17 must be at most 16, the width of the encoder"),
-        ({"language.words": ("a", "b", "c")}, r"config\.language\.words=.* must be 2 words"),
-    ],
-)
-def test_wrong_settings_of_a_memory_of_encoded_texts_are_named(changes, message, tmp_path):
-    config = config_file.get_config("sentences,tiny")
-    for name in ("path", "test_path"):
-        (tmp_path / name).with_suffix(".csv").write_text(
-            "text,label\n" + 4 * "a b,negative\nc d,positive\n"
-        )
-        config.data[name] = str(tmp_path / f"{name}.csv")
-    config.data.update({"kind": "table", "text": "text", "label": "label"})
-    config.dim = 3
-    retrieval.validate(config)
-    with config.ignore_type():
-        config.update_from_flattened_dict(changes)
-    with pytest.raises(ValueError, match=message) as error:
-        retrieval.validate(config)
-    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("variant", config_file.VARIANTS)

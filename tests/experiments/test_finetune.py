@@ -61,9 +61,6 @@ def test_a_model_from_scratch_sees_the_same_characters():
         shown = ["".join(corpus.public.decode(row[None])) for row in part.tokens]
         assert shown == expected.texts(documents.Bytes())
         assert [row.sum() for row in part.mask] == [len(text) for text in shown]
-    config.data.length = 11
-    with pytest.raises(ValueError, match=r"data\.length=11 must be at least 12"):
-        from_scratch.validate(config)
 
 
 @pytest.mark.slow
@@ -172,19 +169,20 @@ def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
 
 
 @pytest.mark.slow
-def test_a_document_that_leaves_changes_the_trunk_of_no_other_one(monkeypatch):
+def test_a_document_that_leaves_changes_what_is_computed_of_no_other_one(monkeypatch):
     config = configured({"tune.layers": 1, "data.limit": 37})
-    language = tuned_text.build(config)
+    language, shapes, trunk = tuned_text.build(config), [], Decoder.trunk
     train, _ = documents.load(config, language.tokenizer)
-    shapes = []
-    trunk = Decoder.trunk
     monkeypatch.setattr(
         Decoder, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
     )
-    whole = tuned_text.trunk(language, train)
-    without = tuned_text.trunk(language, train.take(np.delete(np.arange(len(train)), 3)))
-    np.testing.assert_array_equal(np.delete(whole, 3, axis=0), without)
-    assert len(set(shapes)) == 1
+    model = tuned_text.TunedText(language, language.trained, config)
+    for computed in (functools.partial(tuned_text.trunk, language), model.nats):
+        shapes.clear()
+        whole = computed(train)
+        without = computed(train.take(np.delete(np.arange(len(train)), 3)))
+        np.testing.assert_array_equal(np.delete(whole, 3, axis=0), without)
+        assert len(set(shapes)) == 1  # a program of another shape may round in another way
 
 
 @pytest.mark.slow
@@ -266,30 +264,6 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
             whole, np.arange(60), kept, ids=kept, first=first, ignore=NOT_COVERED
         )
     assert 0.8 < replayed.check().largest_ratio <= 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tune.mode": "prefix"}, "tune.mode='prefix'"),
-        ({"tune.rank": 0}, "config.tune.rank=0"),
-        ({"tune.layers": 9}, "config.tune.layers=9"),
-        ({"tune.target_modules": ("queries",)}, "config.tune.target_modules"),
-        ({"model.kind": "onnx"}, "model.kind='onnx'"),
-        ({"model.path": "folder"}, r"model\.path='folder' must be left out .*kind=pretrained"),
-        ({"model.dtype": "int8"}, "model.dtype='int8'"),
-        ({"sample.count": 0}, "sample.count=0"),
-        ({"ngrams": (4,)}, "ngrams"),
-        ({"data.record": "page"}, "data.record='page'"),
-        ({"data.length": 0}, "data.length=0"),
-        ({"data.limit": -1}, "data.limit=-1"),
-        ({"train.batch_size": 10**6}, "batch_size=1000000"),
-        ({"train.learning_rate": float("nan")}, "learning_rate=nan"),
-    ],
-)
-def test_bad_settings_are_named(changes, words):
-    with pytest.raises(ValueError, match=words):
-        run.check(configured(changes))
 
 
 def test_missing_files_and_wheels_are_named(monkeypatch):

@@ -73,21 +73,6 @@ def test_noise_of_the_power_method_covers_a_document(monkeypatch):
     assert own == pytest.approx(np.sqrt(steps) * spent.event.noise_multiplier)
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"components": (8,)}, "components"),
-        ({"power_steps": 0}, "power_steps"),
-        ({"dim": 0}, "dim"),
-    ],
-)
-def test_bad_settings_are_named(changed, named):
-    config = configs.get_config("features,tiny")
-    config.update(changed)
-    with pytest.raises(ValueError, match=f"config.{named}"):
-        features.validate(config)
-
-
 def test_the_ridge_without_privacy_is_as_strong_as_training_documents_say():
     """Labels that follow the features take the least ridge, and a few that do not take a strong one."""
     rng, rows = np.random.default_rng(0), unit_rows(600, 6)

@@ -73,18 +73,6 @@ def test_all_that_a_user_wrote_is_one_record(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         next_tokens.run(config, tmp_path)
     assert len(begun[0]) == 3
-    config.data.record = "window"
-    with pytest.raises(ValueError, match=r"config\.data\.record='window' must be another one"):
-        next_tokens.validate(config)
-
-
-def test_states_are_those_of_the_whole_model():
-    """With adapters, they would be what enters the first layer that has some."""
-    config = configs.get_config("tiny")
-    next_tokens.validate(config)
-    config.tune.target_modules = ("q_proj",)
-    with pytest.raises(ValueError, match=r"config.tune.target_modules=\('q_proj',\) must be \(\)"):
-        next_tokens.validate(config)
 
 
 def test_a_mixture_is_a_distribution():
@@ -149,20 +137,3 @@ def test_classes_that_public_documents_lack_are_refused():
     states = np.random.default_rng(0).normal(size=(3, LENGTH, 8))
     with pytest.raises(ValueError, match=r"config\.num_classes=8 must be at most the 1 tokens"):
         token_memory.fit_reader(states, documents, config.dim, config.num_classes)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        pytest.param("public", 20, marks=pytest.mark.slow),
-        ("dim", 0),
-        ("degree", 3),
-        ("clip_quantile", 1.0),
-        ("draws", 0),
-    ],
-)
-def test_bad_settings_are_named(name, value):
-    config = configs.get_config("tiny")
-    config[name] = value
-    with pytest.raises(ValueError, match=f"config.{name}={value}"):
-        next_tokens.validate(config)

@@ -21,19 +21,3 @@ def test_a_saved_model_needs_no_private_text(tmp_path, record):
     model = records.load(tmp_path / "run")
     assert model.log_prob(["line 3 says to b"])[0] < 0
     assert len(model.sample(jax.random.key(0), 2)) == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"path": None, "generated": 0}, "data.path is missing"),
-        ({"record": "page"}, "data.record='page'"),
-        ({"outside": "guess"}, "outside='guess'"),
-        ({"held_out": 1.0}, "data.held_out"),
-    ],
-)
-def test_bad_settings_are_named(changes, message):
-    config = records.load_config("configs/text.py:tiny")
-    config.update({"data": changes})
-    with pytest.raises(ValueError, match=message):
-        run.check(config)

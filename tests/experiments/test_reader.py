@@ -87,11 +87,3 @@ def test_a_run_leaves_its_table(tmp_path):
     outcome = reader.run(config, tmp_path)
     assert {m.row for m in outcome.measures} == set(reader.TITLES)
     assert set(outcome.releases) == {"reader", "dp_mean"}
-
-
-@pytest.mark.parametrize("name", ["model.dim", "public_training.steps", "data.held_out"])
-def test_bad_settings_are_named(name):
-    config = configs.get_config("reader,tiny")
-    config.update_from_flattened_dict({name: 0})
-    with pytest.raises(ValueError, match=f"config.{name}"):
-        reader.validate(config)

@@ -8,7 +8,6 @@ from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
 from dpx.launch import figures, records, run
 from dpx.reattention import ParameterNoise
-from experiments.dp_transformer import distraction as reattention
 from experiments.dp_transformer import models
 
 
@@ -90,28 +89,6 @@ def test_distraction_is_measured_and_drawn(tmp_path):
     assert execute("configs/reattention.py:tiny", tmp_path / "run", mesh={"data": 1}) == record
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("data.num_items", 0),
-        ("data.length", 1),
-        ("one_key.samples", 0),
-        ("table.stds", (-1.0,)),
-    ],
-)
-def test_sizes_of_the_distraction_experiment_are_checked(key, value):
-    config = config_of("configs/reattention.py:tiny")
-    assert reattention.plan(config).parameters["reattention_noise_multiplier"] > 0
-    config.update_from_flattened_dict({key: value})
-    with pytest.raises(ValueError, match=key):
-        run.check(config)
-
-
-def test_a_mesh_of_more_devices_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="must have at most 1 devices"):
-        run.check(config_of("configs/reattention.py:tiny", mesh={"data": 4096}))
-
-
 @pytest.mark.slow
 def test_budget_is_shared_with_the_token_probabilities():
     config = config_of("configs/shakespeare.py:tiny")
@@ -137,25 +114,6 @@ def test_the_literal_form_serves_both_rows():
     np.testing.assert_allclose(literal(tokens), usual(tokens), atol=1e-5)
     difference = literal(tokens, noise_std=noise_std) - usual(tokens, noise_std=noise_std)
     assert np.abs(difference).max() > 1e-5
-
-
-@pytest.mark.parametrize(
-    ("section", "changes", "message"),
-    [
-        ("reattention", {"budget_fraction": 0.0}, "token probabilities"),
-        ("reattention", {"probabilities": "public"}, "path is missing"),
-        ("reattention", {"probabilities": "guess"}, "probabilities"),
-        ("reattention", {"max_tokens": 0}, "max_tokens"),
-        ("reattention", {"scale": -1.0}, "scale"),
-        ("model", {"kind": "rnn"}, "kind"),
-        ("model", {"kind": "gru"}, "needs attention"),
-    ],
-)
-def test_bad_sections_are_named(section, changes, message):
-    config = shakespeare_config("tiny")
-    config.update({section: changes})
-    with pytest.raises(ValueError, match=message):
-        models.check(config, 65)
 
 
 def test_public_probabilities_are_read_and_checked(tmp_path):

@@ -1,4 +1,4 @@
-"""How far a held-out record moves the score of a selection, measured, beside what its `Candidate` declares.
+"""How far a held-out record moves the score of a selection, and what a run costs, beside its `Candidate`.
 
 Every experiment that has candidates is run whole, but for training, on its held-out records, without some of
 them, and with the worst that one can build: on which a model is certain, and so has all of the score.
@@ -127,8 +127,17 @@ def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
     def whole(kept, workdir):
         inject(kept)
         run.prepare(config, source, workdir)
-        found = run.execute(config, workdir).metrics
-        seen.append({name: found[f"{planned.row}/{name}"] for name in planned.sensitivities})
+        record = run.execute(config, workdir)
+        scores = {name: record.metrics[f"{planned.row}/{name}"] for name in planned.sensitivities}
+        seen.append(scores)
+        # The run costs what its candidate says, and leaves the files of its model.
+        stated, promised = record.releases[planned.row], planned.guarantee
+        assert (stated["event"], stated["unit"]) == (str(promised.event), promised.unit)
+        assert stated["epsilon"] == promised.epsilon
+        assert {*stated["assumptions"]} <= {*promised.assumptions, *record.total["assumptions"]}
+        assert any("number of" in x for x in {*promised.assumptions} - {*stated["assumptions"]})
+        assert all((workdir / name).is_file() for name in planned.files)
+        assert planned.synthetic == record.private["synthetic"]
 
     with audit.recording():
         first = audit.record(whole, everybody, ignore=["*"])

@@ -200,20 +200,3 @@ def test_a_table_whose_release_is_noise_alone_is_run_and_planned(tmp_path):
     assert recommender.candidate(config).row == "served"
     made = recommender.run(config, tmp_path / "run")
     assert made.releases["dp_transformer"].epsilon <= config.epsilon
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"start.budget_fraction": 1.0}, r"start\.budget_fraction=1\.0"),
-        ({"start.budget_fraction": -0.1}, r"start\.budget_fraction=-0\.1"),
-        ({"start.pseudo_counts": 0.0}, r"pseudo_counts=0\.0"),
-        ({"start.recency": 1.5}, r"recency=1\.5"),
-        ({"model.kind": "gru"}, "needs model.kind='transformer'"),
-        ({"popularity_budget_fraction": 0.1}, r"popularity_budget_fraction=0\.1"),
-    ],
-)
-def test_bad_values_are_named(config, changed, named):
-    config.update_from_flattened_dict(changed)
-    with pytest.raises(ValueError, match=named):
-        recommender.validate(config)

@@ -3508,8 +3508,8 @@ FAULTS = (
         "experiments/cross_attention/labelled.py",
         'if config.data.kind == "table" and config.data.test_path is None:',
         "if False:",
-        "tests/experiments/test_cross_attention_experiments.py"
-        "::test_wrong_settings_of_a_memory_of_encoded_texts_are_named",
+        "tests/experiments/test_wrong_settings.py::test_it_is_named"
+        "[cross_attention:sentences,tiny-data.kind-data.path-data.text-data.label]",
     ),
     Fault(
         "a projection is fitted on private documents too",
