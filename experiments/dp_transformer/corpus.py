@@ -49,7 +49,7 @@ class Corpus(NamedTuple):
             grouped = users.numbered(self.train.users, self.train.num_units, 1)
             own = np.split(grouped.order, grouped.begins[1:-1])
             rows = [np.concatenate([rows[row] for row in mine]) for mine in own]
-        return Histories(tuple(rows), self.vocab_size)
+        return Histories(tuple(rows), self.public.vocab_size)
 
 
 class Public(NamedTuple):

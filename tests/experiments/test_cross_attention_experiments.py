@@ -16,58 +16,10 @@ from experiments.cross_attention import (
     classifiers,
     kernel_regression,
     labelled,
-    query_error,
     retrieval,
     table,
     votes,
 )
-
-MODULES = {
-    "cross_attention.query_error": query_error,
-    "cross_attention.kernel_regression": kernel_regression,
-    "cross_attention.retrieval": retrieval,
-    "cross_attention.table": table,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["size", "diamonds"])
-def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
-    config = config_file.get_config(f"{variant},tiny")
-    config.noise_seed = 0
-    module = MODULES[config.experiment]
-    module.validate(config)
-    assert module.plan(config).parameters["noise_multiplier"] > 0
-    outcome = module.run(config, tmp_path)
-    assert all(np.isfinite(value) for value in outcome.metrics.values())
-    assert outcome.headline.epsilon == config.epsilon
-    assert {"sketch", "dp_mean"} <= set(outcome.releases)
-    not_private = {"attention", "best_attention", "mean", "linear_regression"}
-    for measure in outcome.measures:
-        assert (measure.row in not_private) == (measure.place not in outcome.releases)
-        assert measure.row in outcome.titles
-    record, other = (
-        types.SimpleNamespace(
-            config={**config.to_dict(), "epsilon": epsilon},
-            measures=outcome.measures,
-            titles=outcome.titles,
-            workdir=tmp_path,
-        )
-        for epsilon in (1.0, 2.0)
-    )
-    if variant == "size":
-        drawn = module.figures([record, other], tmp_path)
-        names = {path.stem.removeprefix("error_against_") for path in drawn}
-        assert names == {"epsilon", "degree", "queries"}
-        assert all(path.is_file() for path in drawn)
-    if variant == "size":
-        settings = [(m.row, dict(m.settings)) for m in outcome.measures if m.settings]
-        assert settings == [
-            ("sketch", {"degree": 2}),
-            ("fresh_noise", {"queries": 1}),
-            ("fresh_noise", {"queries": 100}),
-        ]
-        assert len(outcome.releases) == 8  # each of them, and not only each row
 
 
 @pytest.mark.slow

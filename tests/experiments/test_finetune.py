@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dpx import audit
 from dpx.data import files
 from dpx.launch import records, report, run
 from dpx.nn.pretrained import Decoder
@@ -219,51 +218,6 @@ def test_ngrams_are_clipped_at_a_length_that_no_document_chooses():
         for some in (train, train.take(slice(1, None)))
     ]
     assert found[0] == found[1]
-
-
-NOT_COVERED = {
-    "stderr": "the progress line shows the training loss",
-    "file/metrics.jsonl": "the training loss",
-    "file/result.json": "metrics, which are compared one by one, and the time it took",
-    "file/checkpoints/*": "compared as the model that is returned; the files hold times",
-    "file/model/*": "likewise",
-    "file/secret/*": "keys, deleted at the end, and a digest of the data",
-    "file/.lock*": "held while it runs",
-    "file/config.json": "holds a fingerprint of the noise seed, salted at random",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{"ngrams": (1, 2)}, {"tune.mode": "full"}, {"tune.layers": 1}],
-    ids=["n-grams", "full", "one layer"],
-)
-def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, changes):
-    shape = {"data.limit": 60, "train.batch_size": 45, "train.microbatch_size": 16, "noise_seed": 5}
-    config = configured(SMALL | shape | changes)
-    train, test = documents.load(config, documents.Bytes())
-
-    def whole(rows, workdir):
-        monkeypatch.setattr(documents, "load", lambda config, tokenizer: (train.take(rows), test))
-        run.prepare(config, SOURCE, workdir)
-        record = run.execute(config, workdir)
-        return {
-            "metrics": record.metrics,
-            "model": tuned(workdir),
-            "total": record.total["epsilon"],
-        }
-
-    with audit.recording():
-        first = audit.record(whole, np.arange(60), ignore=NOT_COVERED)
-        assert first.epsilon(config.delta) == pytest.approx(
-            float(first.left["result/total"]), rel=5e-3
-        )
-        kept = np.delete(np.arange(60), 17)
-        replayed = audit.replay(
-            whole, np.arange(60), kept, ids=kept, first=first, ignore=NOT_COVERED
-        )
-    assert 0.8 < replayed.check().largest_ratio <= 1
 
 
 def test_missing_files_and_wheels_are_named(monkeypatch):

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from configs import gram as configs
 from dpx.noise import release
 from experiments.gram import features
 
@@ -14,22 +13,6 @@ KEY = jax.random.key(0)
 def unit_rows(count, dim, seed=0):
     rows = np.random.default_rng(seed).normal(size=(count, dim)) * np.arange(1, dim + 1)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-@pytest.mark.slow
-def test_a_run_pays_for_each_row(tmp_path):
-    config = configs.get_config("features,tiny")
-    features.validate(config)
-    outcome = features.run(config, tmp_path)
-    rows = {m.row for m in outcome.measures}
-    assert rows == {*features.TITLES}
-    free = {"exact", "public"}
-    assert set(outcome.releases) == (rows - free - {"power_method"}) | {"components=2/power_method"}
-    assert all(spent.epsilon <= config.epsilon for spent in outcome.releases.values())
-    found = {m.name: m.value for m in outcome.measures}
-    assert found["components=2/exact/captured"] >= max(
-        value for name, value in found.items() if name.endswith("captured")
-    )
 
 
 @pytest.mark.slow

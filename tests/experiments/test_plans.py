@@ -1,5 +1,6 @@
 """What `--dry_run` says that a run will cost is what the run then costs: every config and variant."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -72,6 +73,12 @@ def test_a_run_costs_what_its_plan_says(source, tmp_path, monkeypatch):
                 or "data are synthetic" in words
                 or re.search(rf"\b{kind}\b", words)
             ), measure.name
+    # Every row has a title, and is drawn.
+    assert {measure.row for measure in record.measures} <= set(record.titles)
+    other = dataclasses.replace(record, config=record.config | {"epsilon": 2 * config.epsilon})
+    if hasattr(experiment := records.experiment(config), "figures"):
+        for path in experiment.figures([record, other], tmp_path):
+            assert path.stat().st_size > 1000
     # Only what is about nobody's data may have noise that everybody can repeat.
     assert record.private["synthetic"] == (not drawn)
 

@@ -78,12 +78,3 @@ def test_training_lowers_the_error_on_memories_that_it_has_not_seen():
         return float(jax.vmap(of_task)(x, y).mean())
 
     assert error(reader.trained(config)) < 0.8 * float(jnp.square(y).mean())
-
-
-@pytest.mark.slow
-def test_a_run_leaves_its_table(tmp_path):
-    config = configs.get_config("reader,tiny")
-    reader.validate(config)
-    outcome = reader.run(config, tmp_path)
-    assert {m.row for m in outcome.measures} == set(reader.TITLES)
-    assert set(outcome.releases) == {"reader", "dp_mean"}

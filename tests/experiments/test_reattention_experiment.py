@@ -6,7 +6,7 @@ import pytest
 
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
-from dpx.launch import figures, records, run
+from dpx.launch import records, run
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import models
 
@@ -83,8 +83,6 @@ def test_distraction_is_measured_and_drawn(tmp_path):
     assert metrics["logit_variance=0.0/one_key/plain"] == pytest.approx(1)
     at = "logit_variance=2.0/one_key"
     assert metrics[f"{at}/plain"] > 1.2 * metrics[f"{at}/reattention"]
-    drawn = {path.name for path in figures.draw([record], tmp_path / "run")}
-    assert drawn >= {"distraction.png", "attention_maps.png"}
     # On other devices it is the same run.
     assert execute("configs/reattention.py:tiny", tmp_path / "run", mesh={"data": 1}) == record
 

@@ -18,23 +18,13 @@ from dpx import audit, noisy_head
 from dpx.data import Histories
 from dpx.launch import run
 from dpx.privacy import REPLACE_ONE
-from experiments.cross_attention import (
-    kernel_regression,
-    labelled,
-    reader,
-)
-from experiments.cross_attention import (
-    query_error as cross_attention,
-)
+from dpx.training import checkpoints
+from experiments.cross_attention import kernel_regression, labelled, reader
+from experiments.cross_attention import query_error as cross_attention
 from experiments.cross_attention import table as own_memory
 from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import distraction, from_scratch, labelled_texts, tuned_text
 from experiments.dp_transformer import documents as docs
-from experiments.dp_transformer import (
-    from_scratch,
-    labelled_texts,
-    models,
-    tuned_text,
-)
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import attention_error as gram
 from experiments.gram import own_matrix
@@ -90,7 +80,10 @@ CHANGES = {
     "classify:newsgroups,tiny": [TRAINING | {"words.batch_size": 16}],
     "classify:reuters,tiny": [TRAINING | {"words.batch_size": 16, "train.sampling": "allocation"}],
     "classify:table,tiny": [TRAINING, TRAINING | {"comparisons": True, "words.batch_size": 16}],
-    "finetune:pretrained,tiny": [TUNING, TUNING | {"data.user": "who"}],
+    "finetune:pretrained,tiny": [
+        TUNING | more
+        for more in ({}, {"data.user": "who"}, {"tune.mode": "full"}, {"tune.layers": 1})
+    ],
     "finetune:scratch,tiny": [TRAINING | {"data.limit": 60, "data.record": "line"}],
     "reattention:tiny": [
         {name: value for name, value in TRAINING.items() if not name.startswith("non_private")}
@@ -114,7 +107,8 @@ CHANGES = {
     ],
     "cross_attention:sentences,tiny": [{"regression.batch_size": 16}],
     "gram:features,tiny": [{"regression.batch_size": 16}],
-    "next_tokens:tiny": [{"data.limit": 40, "data.record": "line", "draws": 1}],
+    "next_tokens:tiny": [{"data.limit": 40, "data.record": "line"}],
+    "cross_attention:size,tiny": [{"trials": 2}],
 }
 
 
@@ -210,10 +204,7 @@ def _classified(config, patch):
 
     def inject(rows):
         texts, labels = (np.concatenate(part) for part in zip(*rows, strict=True))
-        whose_texts = None
-        if train.users is not None:
-            whose_texts = np.repeat(range(len(rows)), [len(x) for x, _ in rows])
-        found = labelled_texts.Labelled(texts, labels, whose_texts)
+        found = labelled_texts.Labelled(texts, labels, whose(rows, train))
         patch.setattr(labelled_texts, "load", lambda config: (found, test))
 
     rows = [train.take([number])[:2] for number in range(min(train.num_units, 100))]
@@ -236,8 +227,6 @@ def _histories(config, patch):
 
 
 def _sequences(config, patch):
-    from experiments.dp_transformer import distraction
-
     histories = distraction._histories(config)
 
     def inject(rows):
@@ -255,14 +244,8 @@ def _gram_errors(config, patch):
     other[:, 7] *= -3
     opposite[:, 0] = 0
     exposed = {"result/metrics/*": "errors", "result/notes": "the notes", "stdout": "errors"}
-    return Case(
-        lambda X: patch.setattr(gram, "_columns", lambda config: X),
-        X,
-        [(other, None), (opposite, None)],
-        exposed,
-        0.1,
-        paid=False,
-    )
+    inject = lambda X: patch.setattr(gram, "_columns", lambda config: X)  # noqa: E731
+    return Case(inject, X, [(other, None), (opposite, None)], exposed, 0.1, paid=False)
 
 
 def _own_matrix(config, patch):
@@ -282,14 +265,9 @@ def _memories(config, patch):
     patch.setattr(cross_attention, "_timed", lambda call: (call(), 0.0))
     K, V, Q = (part.copy() for part in data)
     K[0], V[0] = 1.0, -1.0
-    return Case(
-        lambda data: patch.setattr(cross_attention, "_draw", lambda config, trial: data),
-        data,
-        [((K, V, Q), None)],
-        {"result/metrics/*": "errors"},
-        0.05,
-        paid=False,
-    )
+    inject = lambda data: patch.setattr(cross_attention, "_draw", lambda *_: data)  # noqa: E731
+    exposed = {"result/metrics/*": "errors"}
+    return Case(inject, data, [((K, V, Q), None)], exposed, 0.05, paid=False)
 
 
 def _own_memory(config, patch):
@@ -298,13 +276,9 @@ def _own_memory(config, patch):
     far, opposite = (K.copy(), V.copy()), (K.copy(), V.copy())
     far[0][0], far[1][0] = 1e30, -1e30
     opposite[0][59], opposite[1][59] = 0.0, -np.sign(V[59])
-    return Case(
-        lambda data: patch.setattr(own_memory, "_load", lambda config: data),
-        (K, V),
-        [(far, None), (opposite, None)],
-        {"result/metrics/*": "errors"},
-        0.3,
-    )
+    inject = lambda data: patch.setattr(own_memory, "_load", lambda config: data)  # noqa: E731
+    neighbours = [(far, None), (opposite, None)]
+    return Case(inject, (K, V), neighbours, {"result/metrics/*": "errors"}, 0.3)
 
 
 def _sales(config, patch):
@@ -323,13 +297,9 @@ def _diamonds(where, exact, patch):
     test = rng.uniform(low, [5, 75, 80, 19_000], (10, 4))
     extreme, other = rows.copy(), rows.copy()
     extreme[0], other[59] = [1e6, -1e6, 1e6, 1e9], rows[0]
-    return Case(
-        lambda train: patch.setattr(where, "load_diamonds", lambda config: (train, test)),
-        rows,
-        [(extreme, None), (other, None)],
-        {f"result/metrics/{row}/*": row for row in exact},
-        0.3,
-    )
+    inject = lambda x: patch.setattr(where, "load_diamonds", lambda config: (x, test))  # noqa: E731
+    exposed = {f"result/metrics/{row}/*": row for row in exact}
+    return Case(inject, rows, [(extreme, None), (other, None)], exposed, 0.3)
 
 
 def _labelled(config, patch):
@@ -397,49 +367,40 @@ def _own_prompts(config, patch):
     train, test = prompts(30), prompts(5)
     other = noisy_head.Prompts(train.x.copy(), train.y.copy())
     other.x[0], other.y[0] = 1e3, -1e3
-    return Case(
-        lambda train: patch.setattr(noisy_head_text, "read", lambda config: (train, test)),
-        train,
-        [(other, None)],
-        {"result/metrics/*": "every risk", "file/notes.md": "every risk"},
-        0.01,
-        paid=False,  # what the last iterate costs is less than what all of its steps do
-    )
+    inject = lambda x: patch.setattr(noisy_head_text, "read", lambda config: (x, test))  # noqa: E731
+    exposed = {"result/metrics/*": "every risk", "file/notes.md": "every risk"}
+    # What the last iterate costs is less than what all of its steps do.
+    return Case(inject, train, [(other, None)], exposed, 0.01, paid=False)
 
 
+MAKERS = {
+    _texts: ("quickstart", "shakespeare", "text", "friends:users", "friends:lines"),
+    _from_scratch: ("finetune:scratch",),
+    _documents: ("finetune:pretrained", "next_tokens"),
+    _classified: [f"classify:{x}" for x in ("table", "sentences", "reuters", "newsgroups")],
+    _sequences: ("reattention",),
+    _gram_errors: ("gram:error",),
+    _own_matrix: ("gram:table",),
+    _histories: (
+        "gram:recommender",
+        *(f"recommender:{x}" for x in ("movielens", "movielens1m", "amazon", "amazon_warm")),
+        *("recommender:synthetic", "recommender:table"),
+    ),
+    _labelled: ("gram:features", "cross_attention:retrieval", "cross_attention:sentences"),
+    _sales: ("cross_attention:diamonds",),
+    _read_sales: ("cross_attention:reader",),
+    _own_memory: ("cross_attention:table",),
+    _memories: [f"cross_attention:{x}" for x in ("size", "epsilon", "bound")],
+    _own_prompts: ("noisy_head:text",),
+    _prompts: [
+        f"noisy_head:{x}"
+        for x in ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness")
+    ],
+}
 CASES = {
-    "quickstart:tiny": _texts,
-    "shakespeare:tiny": _texts,
-    "text:tiny": _texts,
-    "friends:users,tiny": _texts,
-    "friends:lines,tiny": _texts,
-    "classify:table,tiny": _classified,
-    "finetune:scratch,tiny": _from_scratch,
-    "finetune:pretrained,tiny": _documents,
-    "next_tokens:tiny": _documents,
-    "reattention:tiny": _sequences,
-    "gram:error,tiny": _gram_errors,
-    "gram:table,tiny": _own_matrix,
-    "gram:recommender,tiny": _histories,
-    "gram:features,tiny": _labelled,
-    "cross_attention:retrieval,tiny": _labelled,
-    "cross_attention:sentences,tiny": _labelled,
-    "cross_attention:diamonds,tiny": _sales,
-    "cross_attention:reader,tiny": _read_sales,
-    "cross_attention:table,tiny": _own_memory,
-    "noisy_head:text,tiny": _own_prompts,
-}
-CASES |= {f"cross_attention:{variant},tiny": _memories for variant in ("size", "epsilon", "bound")}
-CASES |= {
-    f"recommender:{variant},tiny": _histories
-    for variant in ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
-}
-CASES |= {
-    f"classify:{variant},tiny": _classified for variant in ("sentences", "reuters", "newsgroups")
-}
-CASES |= {
-    f"noisy_head:{variant},tiny": _prompts
-    for variant in ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness")
+    f"{name}{',' if ':' in name else ':'}tiny": make
+    for make, names in MAKERS.items()
+    for name in names
 }
 
 
@@ -464,9 +425,7 @@ def test_every_config_is_replayed_or_has_a_reason():
 )
 def test_a_record_moves_each_release_by_what_it_declares(source, changes, tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(
-        models, "save", lambda workdir, params, errors, **more: saved.append((params, errors, more))
-    )
+    monkeypatch.setattr(checkpoints, "save_model", lambda _, model: saved.append(model))
     config = configured(source, tmp_path, noise_seed=5, **changes)
     case = CASES[source](config, monkeypatch)
     left = {}

@@ -127,22 +127,6 @@ def test_release_and_training_cost_the_budget_together(finished):
 
 
 @pytest.mark.slow
-def test_a_saved_model_recommends(finished):
-    config, workdir, _ = finished
-    loaded, again = (recommender.load(config, workdir) for _ in range(2))
-    history = [3, 1, 2]
-    first = loaded.recommend(history, 5, exclude_seen=True)
-    assert first == again.recommend(history, 5, exclude_seen=True)
-    assert len(set(first)) == 5
-    assert not set(first) & set(history)
-    assert len(loaded.recommend([], 4, exclude_seen=False)) == 4
-    # The file numbers items from 1: its own ids come back.
-    everything = loaded.recommend(history, 1000, exclude_seen=True)
-    assert {*everything, *history} == set(loaded.item_ids) <= set(range(1, 41))
-    assert len(everything) == len(loaded.item_ids) - 3
-
-
-@pytest.mark.slow
 def test_reattention_starts_from_the_release_too(config, tmp_path):
     config.reattention.enabled = True
     made = recommender.run(config, tmp_path)
