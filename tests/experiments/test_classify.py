@@ -51,22 +51,6 @@ def test_users_of_a_table_are_the_unit(tmp_path):
     assert planned.releases["dp_classifier"].unit == "user"
 
 
-def test_a_parquet_table_gives_what_a_csv_gives(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    rows = [("a, b", "yes", "x"), ("two", "no", "y"), ("three", "no", "x")] * 3
-    frame = pandas.DataFrame(rows, columns=["message", "team", "who"])
-    frame.to_csv(tmp_path / "own.csv", index=False)
-    frame.to_parquet(tmp_path / "own.parquet")
-    config, found = table(tmp_path, [], "other.csv"), []
-    config.data.user = "who"
-    for name in ("own.csv", "own.parquet"):
-        config.data.path = str(tmp_path / name)
-        found.append(labelled_texts.load(config))
-    for one, other in zip(*found, strict=True):
-        for ours, theirs in zip(one, other, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
 def archive(path, ratings):
     def add(opened, name, content):
         about = tarfile.TarInfo(name)

@@ -48,8 +48,6 @@ def test_windows_do_not_overlap_and_cover_the_text(tmp_path):
 @pytest.mark.slow
 def test_language_model_has_both_rows_at_one_budget_and_loads(tmp_path):
     record = execute("configs/shakespeare.py:tiny", tmp_path / "run")
-    rows = {name.split("/")[0] for name in record.metrics}
-    assert rows == {"dp_1gram", "dp_2gram", "dp_transformer", "dp_reattention"}
     assert "dp_reattention/train_nats_per_character" in record.metrics
     for row in ("dp_transformer", "dp_reattention"):
         assert 0.995 * 8 < record.releases[row]["epsilon"] <= 8
