@@ -5,10 +5,11 @@ import math
 import jax
 import numpy as np
 import pytest
+from all_configs import executed
 
 import dpx
 from dpx import audit
-from dpx.launch import records, run
+from dpx.launch import records
 from experiments.dp_transformer import choice, recommender_rows
 
 SOURCE = "configs/recommender.py:synthetic,tiny"
@@ -71,8 +72,7 @@ def test_a_model_that_training_made_worse_is_not_served(tmp_path):
     made = {}
     for steps in (4, 1):
         config = tiny(**changes, **{"train.steps": steps, "train.warmup": 0.0})
-        run.prepare(config, SOURCE, tmp_path / str(steps))
-        made[steps] = run.execute(config, tmp_path / str(steps))
+        made[steps] = executed(config, SOURCE, tmp_path / str(steps))
     record = made[4]
     metrics = {
         row: record.metrics[f"{row}/ndcg@10"] for row in ("start", "dp_transformer", "served")
@@ -92,8 +92,7 @@ def test_a_model_that_training_made_better_is_served(tmp_path, monkeypatch):
     monkeypatch.setattr(recommender_rows, "_save", lambda *given: saved.append(given[2]))
     config = tiny(**{"data.num_users": 400, "train.steps": 60, "train.batch_size": 100})
     config.train.learning_rate, config.epsilon, config.noise_seed = 1e-2, 100.0, 1
-    run.prepare(config, SOURCE, tmp_path / "run")
-    record = run.execute(config, tmp_path / "run")
+    record = executed(config, SOURCE, tmp_path / "run")
     metrics = {
         row: record.metrics[f"{row}/ndcg@10"] for row in ("start", "dp_transformer", "served")
     }

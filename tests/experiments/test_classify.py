@@ -7,12 +7,13 @@ import folders
 import jax
 import numpy as np
 import pytest
+from all_configs import executed
 from command_line import call
 from sklearn import metrics
 
 from dpx import audit
 from dpx.data import sentences
-from dpx.launch import query, records, run
+from dpx.launch import query, records
 from dpx.privacy import ADD_OR_REMOVE_ONE
 from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
@@ -194,8 +195,7 @@ def test_the_mean_that_is_subtracted_is_paid_for():
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classify")
     config = records.load_config(SOURCE)
-    run.prepare(config, SOURCE, folder)
-    return run.execute(config, folder)
+    return executed(config, SOURCE, folder)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import folders
 import jax
 import numpy as np
 import pytest
+from all_configs import executed
 from flax import nnx
 
 from dpx.data import files
@@ -40,8 +41,7 @@ def configured(changes):
 
 def execute(folder, changes):
     config = configured(changes)
-    run.prepare(config, SOURCE, folder)
-    return run.execute(config, folder)
+    return executed(config, SOURCE, folder)
 
 
 def tuned(folder):

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from all_configs import configured
+from all_configs import configured, executed
 
 from configs import gram as configs
 from dpx import gram as dpx_gram
 from dpx import privacy
-from dpx.launch import run
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import attention_error as gram
 from experiments.gram import one_release as item_recommender
@@ -131,8 +130,7 @@ def test_the_gaussian_release_is_fifty_times_more_accurate_than_the_papers(tmp_p
 def test_rows_that_read_one_release_count_once(tmp_path):
     source = "gram:recommender,tiny"
     config = configured(source, tmp_path)
-    run.prepare(config, source, tmp_path / "run")
-    released = run.execute(config, tmp_path / "run").private
+    released = executed(config, source, tmp_path / "run").private
     # The text form of the ratings is a 5-core, whatever the config says.
     for spent in (*released["releases"].values(), released["total"]):
         assert recommender_data.K_CORE in spent["assumptions"]

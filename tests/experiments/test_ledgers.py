@@ -9,12 +9,12 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from all_configs import executed
 
 from dpx import audit
 from dpx.data import Histories
 from dpx.launch import (
     records,
-    run,
 )
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
@@ -173,8 +173,7 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
     def whole(held_out_and_gone, workdir):
         inject(*held_out_and_gone)
         begun.clear()
-        run.prepare(config, source, workdir)
-        record = run.execute(config, workdir)
+        record = executed(config, source, workdir)
         logged = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
         files = [path for path in workdir.rglob("*.*") if path.is_file()]
         shown = [path.name for path in files if str(noise_seed).encode() in path.read_bytes()]

@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from all_configs import executed
 
 from configs.recommender import VARIANTS, get_config
 from dpx.data import synthetic_histories
-from dpx.launch import records, run
+from dpx.launch import records
 from experiments.dp_transformer import histories as recommender_data
 
 pytestmark = pytest.mark.slow
@@ -26,8 +27,7 @@ def finished(tmp_path_factory):
     config = records.load_config(SOURCE)
     columns = {"user": "customer", "item": "product", "time": "when", "path": str(table)}
     config.update({"data": columns, "comparisons": True, "noise_seed": 1})
-    run.prepare(config, SOURCE, folder / "run")
-    record = run.execute(config, folder / "run")
+    record = executed(config, SOURCE, folder / "run")
     table.unlink()
     recommender_data._loaded.cache_clear()
     return record

@@ -2,8 +2,9 @@
 
 import jax
 import pytest
+from all_configs import executed
 
-from dpx.launch import records, run
+from dpx.launch import records
 
 pytestmark = pytest.mark.slow
 
@@ -14,8 +15,7 @@ def test_a_saved_model_needs_no_private_text(tmp_path, record):
     path.write_text("\n".join(f"line {i} says to be or not" for i in range(400)))
     config = records.load_config("configs/text.py:tiny")
     config.update({"data": {"path": str(path), "record": record}})
-    run.prepare(config, "configs/text.py:tiny", tmp_path / "run")
-    found = run.execute(config, tmp_path / "run")
+    found = executed(config, "configs/text.py:tiny", tmp_path / "run")
     assert found.releases["dp_transformer"]["unit"] == record
     path.unlink()
     model = records.load(tmp_path / "run")

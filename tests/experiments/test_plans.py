@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from all_configs import all_sources, configured
+from all_configs import all_sources, configured, executed
 
 from dpx.launch import records, run
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
@@ -150,8 +150,7 @@ def test_on_ones_own_data_a_run_spends_what_it_is_given(source, tmp_path, monkey
     assert total.epsilon <= config.epsilon * (1 + 1e-6)
     if own(source, tmp_path):  # whose other tests are about data that come with dpx
         monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
-        run.prepare(config, source, tmp_path / "run")
-        record = run.execute(config, tmp_path / "run")
+        record = executed(config, source, tmp_path / "run")
         assert record.total["epsilon"] == pytest.approx(total.epsilon, rel=1e-6)
     if source not in ("gram:table,tiny", "cross_attention:table,tiny", "finetune:scratch,tiny"):
         config.comparisons = True

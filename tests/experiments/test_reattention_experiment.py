@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from all_configs import executed
 
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
-from dpx.launch import records, run
+from dpx.launch import records
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import models
 
@@ -19,8 +20,7 @@ def config_of(source, **changes):
 
 def execute(source, workdir, **changes):
     config = config_of(source, **changes)
-    run.prepare(config, source, workdir)
-    return run.execute(config, workdir)
+    return executed(config, source, workdir)
 
 
 def test_windows_do_not_overlap_and_cover_the_text(tmp_path):

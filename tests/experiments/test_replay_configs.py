@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from all_configs import all_sources, configured
+from all_configs import all_sources, configured, executed
 
 from dpx import audit, noisy_head
 from dpx.data import Histories
-from dpx.launch import run
 from dpx.privacy import REPLACE_ONE
 from dpx.training import checkpoints
 from experiments.cross_attention import kernel_regression, labelled, reader
@@ -433,8 +432,7 @@ def test_a_record_moves_each_release_by_what_it_declares(source, changes, tmp_pa
     def whole(data, workdir):
         case.inject(data)
         saved.clear()
-        run.prepare(config, source, workdir)
-        record = run.execute(config, workdir)
+        record = executed(config, source, workdir)
         left.update(record.private, shown=sys.stderr.getvalue(), notes=record.notes)
         return {"metrics": record.metrics, "saved": list(saved), "notes": record.notes}
 

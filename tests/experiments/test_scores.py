@@ -8,11 +8,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from all_configs import all_sources, configured
+from all_configs import all_sources, configured, executed
 
 from dpx import audit
 from dpx.data.records import num_units, of_units
-from dpx.launch import records, run
+from dpx.launch import records
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import histories as recommender_data
@@ -126,8 +126,7 @@ def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
 
     def whole(kept, workdir):
         inject(kept)
-        run.prepare(config, source, workdir)
-        record = run.execute(config, workdir)
+        record = executed(config, source, workdir)
         scores = {name: record.metrics[f"{planned.row}/{name}"] for name in planned.sensitivities}
         seen.append(scores)
         # The run costs what its candidate says, and leaves the files of its model.
