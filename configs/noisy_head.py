@@ -27,6 +27,8 @@ perfectly private; the tables say so. They are in experiments/noisy_head/README.
 each variant takes.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict, config_dict
 
 from configs import common
@@ -72,7 +74,7 @@ MEANINGS = common.MEANINGS | {
 def get_config(arg: str = "") -> ConfigDict:
     """The settings of one variant; `tiny` shrinks them to seconds."""
     variant, tiny = parse_arg(arg, VARIANTS)
-    config = ConfigDict(begin("noisy_head.excess_risk", epsilon=1.0, delta=1e-5))
+    config: Any = ConfigDict(begin("noisy_head.excess_risk", epsilon=1.0, delta=1e-5))
     if variant == "text":
         config.update(_text())
     else:

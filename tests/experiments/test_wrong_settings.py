@@ -1,5 +1,6 @@
 """A setting that no run could use is named, before anything is spent: every config's, in one table."""
 
+import ast
 import re
 
 import numpy as np
@@ -8,124 +9,62 @@ from all_configs import configured
 
 from dpx.launch import run
 
-# Of a config, values that are named as `key=value` stands on a command line.
+# Of a config, values that are named as they stand here.
 NAMED = {
-    "classify:table,tiny": [
-        {"data.kind": "films"},
-        {"data.held_out": 1.0},
-        {"tune.mode": "none"},
-        {"model.kind": "random"},
-        {"model.read_layers": 0},
-        {"center_budget_fraction": 1.0},
-        {"words.batch_size": 10**6},
-    ],
-    "cross_attention:size,tiny": [
-        {"data.n": 1},
-        {"data.key_bound": 0.0},
-        {"degrees": (3,)},
-        {"query_counts": (0,)},
-        {"tree.bins": 0},
-        {"trials": 0},
-    ],
-    "cross_attention:diamonds,tiny": [{"kernel.degree": 3}, {"kernel.largest_logit": -1.0}],
-    "cross_attention:reader,tiny": [
-        {"model.dim": 0},
-        {"public_training.steps": 0},
-        {"data.held_out": 0},
-    ],
-    "cross_attention:table,tiny": [
-        {"value_bound": -1.0},
-        {"domain": "sphere"},
-        {"temperature": 0.0},
-        {"features": "fourier"},
-        {"value_domain": "cube"},
-    ],
-    "cross_attention:sentences,tiny": [{"neighbours": (0,)}, {"language.kind": "gguf"}],
-    "finetune:tiny": [
-        {"tune.mode": "prefix"},
-        {"tune.rank": 0},
-        {"tune.layers": 9},
-        {"model.kind": "onnx"},
-        {"model.dtype": "int8"},
-        {"sample.count": 0},
-        {"data.record": "page"},
-        {"data.length": 0},
-        {"data.limit": -1},
-        {"train.batch_size": 10**6},
-        {"train.learning_rate": float("nan")},
-    ],
-    "gram:error,tiny": [
-        {"rows": 0},
-        {"max_column_change_fraction": 1.5},
-        {"eta_fraction": 0.0},
-        {"kernel": "relu"},
-        {"slack": 0.9},
-        {"latent_dim": 0},
-    ],
-    "gram:features,tiny": [{"components": (8,)}, {"power_steps": 0}, {"dim": 0}],
-    "gram:recommender,tiny": [
-        {"num_kept": 10**6},
-        {"transitions.rounds": 0},
-        {"popularity_budget_fraction": 0.0},
-        {"fixed.popularity_budget_fraction": 1.0},
-        {"evaluate.split": "train"},
-    ],
-    "gram:table,tiny": [
-        {"column_bound": -1.0},
-        {"max_column_change": 5.0},
-        {"neighboring": "remove"},
-        {"kernel": "relu"},
-    ],
-    "next_tokens:tiny": [
-        {"public": 20},
-        {"dim": 0},
-        {"degree": 3},
-        {"clip_quantile": 1.0},
-        {"draws": 0},
-        {"tune.target_modules": ("q_proj",)},
-        {"data.record": "window", "data.user": "who"},
-    ],
-    "noisy_head:low_dim": [
-        {"epsilon": -1.0},
-        {"delta": 0.0},
-        {"trials": 0},
-        {"regularization": -5.0},
-        {"dim": 0},
-    ],
-    "noisy_head:early_stopping": [
-        {"methods": ()},
-        {"steps_grid": (0, 20)},
-        {"steps_grid": ()},
-    ],
-    "noisy_head:robustness": [{"methods": ()}, {"powers": ()}, {"where": "labels"}],
-    "noisy_head:text,tiny": [{"test_fraction": 1.0}, {"data.source": "web"}],
-    "reattention:tiny": [
-        {"data.num_items": 0},
-        {"data.length": 1},
-        {"one_key.samples": 0},
-        {"table.stds": (-1.0,)},
-    ],
-    "recommender:synthetic,tiny": [
-        {"choice_budget_fraction": -0.1},
-        {"choice_budget_fraction": 1.0},
-        {"start.budget_fraction": 1.0},
-        {"start.budget_fraction": -0.1},
-        {"popularity_budget_fraction": 0.1, "start.budget_fraction": 0.8},
-    ],
-    "recommender:amazon_warm,tiny": [{"start.pseudo_counts": 0.0}, {"start.recency": 1.5}],
-    "recommender:table,tiny": [{"data.limit": -1}, {"train.batch_size": 10**6}],
-    "shakespeare:tiny": [
-        {"reattention.probabilities": "guess"},
-        {"reattention.max_tokens": 0},
-        {"reattention.scale": -1.0},
-        {"model.kind": "rnn"},
-    ],
-    "text:tiny": [{"data.record": "page"}, {"data.outside": "guess"}, {"data.held_out": 1.0}],
+    "classify:table,tiny": (
+        "data.kind='films' data.held_out=1.0 tune.mode='none' model.kind='random' "
+        "model.read_layers=0 center_budget_fraction=1.0 words.batch_size=1000000"
+    ),
+    "cross_attention:size,tiny": (
+        "data.n=1 data.key_bound=0.0 degrees=(3,) query_counts=(0,) tree.bins=0 trials=0"
+    ),
+    "cross_attention:diamonds,tiny": "kernel.degree=3 kernel.largest_logit=-1.0",
+    "cross_attention:reader,tiny": "model.dim=0 public_training.steps=0 data.held_out=0",
+    "cross_attention:table,tiny": (
+        "value_bound=-1.0 domain='sphere' temperature=0.0 features='fourier' value_domain='cube'"
+    ),
+    "cross_attention:sentences,tiny": "neighbours=(0,) language.kind='gguf'",
+    "finetune:tiny": (
+        "tune.mode='prefix' tune.rank=0 tune.layers=9 model.kind='onnx' model.dtype='int8' "
+        "sample.count=0 data.record='page' data.length=0 data.limit=-1 "
+        "train.batch_size=1000000 train.learning_rate=nan"
+    ),
+    "gram:error,tiny": (
+        "rows=0 max_column_change_fraction=1.5 eta_fraction=0.0 kernel='relu' slack=0.9 "
+        "latent_dim=0"
+    ),
+    "gram:features,tiny": "components=(8,) power_steps=0 dim=0",
+    "gram:recommender,tiny": (
+        "num_kept=1000000 transitions.rounds=0 popularity_budget_fraction=0.0 "
+        "fixed.popularity_budget_fraction=1.0 evaluate.split='train'"
+    ),
+    "gram:table,tiny": "column_bound=-1.0 max_column_change=5.0 neighboring='remove' kernel='relu'",
+    "next_tokens:tiny": (
+        "public=20 dim=0 degree=3 clip_quantile=1.0 draws=0 tune.target_modules=('q_proj',)"
+    ),
+    "noisy_head:low_dim": "epsilon=-1.0 delta=0.0 trials=0 regularization=-5.0 dim=0",
+    "noisy_head:early_stopping": "methods=() steps_grid=(0,20) steps_grid=()",
+    "noisy_head:robustness": "methods=() powers=() where='labels'",
+    "noisy_head:text,tiny": "test_fraction=1.0 data.source='web'",
+    "reattention:tiny": "data.num_items=0 data.length=1 one_key.samples=0 table.stds=(-1.0,)",
+    "recommender:synthetic,tiny": (
+        "choice_budget_fraction=-0.1 choice_budget_fraction=1.0 start.budget_fraction=1.0 "
+        "start.budget_fraction=-0.1"
+    ),
+    "recommender:amazon_warm,tiny": "start.pseudo_counts=0.0 start.recency=1.5",
+    "recommender:table,tiny": "data.limit=-1 train.batch_size=1000000",
+    "shakespeare:tiny": (
+        "reattention.probabilities='guess' reattention.max_tokens=0 reattention.scale=-1.0 "
+        "model.kind='rnn'"
+    ),
+    "text:tiny": "data.record='page' data.outside='guess' data.held_out=1.0",
 }
 # Part of a private table would be public without later texts.
 OWN_TEXTS = {"data.kind": "table", "data.path": "x.csv", "data.text": "a", "data.label": "b"}
 # And others, with what is said of them.
 SAID = [
+    ("next_tokens:tiny", {"data.record": "window", "data.user": "who"}, "data.record='window'"),
+    ("recommender:amazon_warm,tiny", {"popularity_budget_fraction": 0.1}, "would pay twice"),
     ("classify:table,tiny", {"data.labels": ()}, "must name two labels or more"),
     ("classify:table,tiny", {"data.labels": ("a", "a")}, "each once"),
     ("classify:table,tiny", {"data.text": None}, "config.data.text is missing"),
@@ -183,10 +122,11 @@ SLOW = ("cross_attention:sentences", "finetune:scratch", "next_tokens", "noisy_h
 
 
 def cases():
-    for source, rows in NAMED.items():
-        for changes in rows:
-            key, value = next(iter(changes.items()))
-            yield source, changes, f"{key.rpartition('.')[2]}={value!r}"
+    for source, words in NAMED.items():
+        for word in words.split():
+            key, _, value = word.partition("=")
+            value = float("nan") if value == "nan" else ast.literal_eval(value)
+            yield source, {key: value}, f"{key.rpartition('.')[2]}={value!r}"
     yield from SAID
 
 
@@ -211,71 +151,33 @@ def test_it_is_named(source, changes, words, tmp_path, monkeypatch):
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "content", "changes", "words"),
-    [
-        ("gram:table", "x.npz", {"X": np.ones((2, 3)), "other": 1}, {}, "x.npz: holds X, other: name one"),
-        ("gram:table", "x.npz", {"X": 1}, {"data.array": "Y"}, "has no array 'Y': it holds X"),
-        ("gram:table", "x.npy", [[np.nan, 1.0]], {}, "x.npy: holds values that are not finite"),
-        ("gram:table", "x.npy", np.zeros(3), {}, "x.npy: the array has shape (3,)"),
-        ("gram:table", "x.npy", np.zeros((30_000, 1)), {}, "set --config.data.transpose=True"),
-        ("noisy_head:text", "x.npz", {"x": np.ones((9, 4, 5))}, {}, "has no array 'y': it holds x"),
-        (
-            "noisy_head:text",
-            "x.npz",
-            {"x": np.ones((9, 4, 5)), "y": np.ones((9, 3))},
-            {},
-            "x is (9, 4, 5) and y is (9, 3)",
-        ),
-        (
-            "noisy_head:text",
-            "x.npz",
-            {"x": np.full((9, 4, 5), np.nan), "y": np.ones((9, 4))},
-            {},
-            "x.npz: x holds values that are not fin",
-        ),
-        (
-            "noisy_head:text",
-            "x.npz",
-            {"x": np.ones((1, 4, 5)), "y": np.ones((1, 4))},
-            {},
-            "x.npz: 1 prompts leave none",
-        ),
-        (
-            "noisy_head:text",
-            "x.csv",
-            "1,2,9\n" * 6,
-            {"data.source": "arrays"},
-            "6 lines are no whole number of prompts of 4 tokens",
-        ),
-        ("cross_attention:table", "x.csv", "a,b\n1,2\n", {}, "no column 'K': it has a, b"),
-        (
-            "cross_attention:table",
-            "x.csv",
-            "a,b\nc,2\n",
-            {"data.key": "a", "data.value": "b"},
-            "line 2, column 'a' is 'c'",
-        ),
-        ("cross_attention:table", "x.csv", None, {}, "x.csv: no such file"),
-        (
-            "cross_attention:table",
-            "x.npz",
-            {"K": np.ones((3, 2)), "V": np.ones(4)},
-            {},
-            "x.npz: K has 3 rows and V has 4",
-        ),
-        (
-            "cross_attention:table",
-            "x.npz",
-            {"K": np.ones((2, 2, 2)), "V": np.ones(4)},
-            {},
-            "x.npz: array 'K' has shape (2, 2, 2)",
-        ),
-        ("recommender:table", "x.csv", "user,item\na,1\na,2\n", {}, "no user of three items"),
-        ("recommender:table", "x.csv", "user,item\n" + "a,1\n" * 3, {}, "the data hold 1 item"),
-    ],
-)  # fmt: skip
-def test_a_file_that_no_run_could_use_is_named(tmp_path, source, name, content, changes, words):
+def ones(*shape):
+    return np.ones(shape)
+
+
+# Of a file: the config that reads it, its name and content, and what is said of it.
+FILES = [
+    ("gram:table", "x.npz", {"X": ones(2, 3), "other": ones(1)}, "x.npz: holds X, other: name one"),
+    ("gram:table", "x.npy", ones(1, 2) * np.nan, "x.npy: holds values that are not finite"),
+    ("gram:table", "x.npy", ones(3), "x.npy: the array has shape (3,)"),
+    ("gram:table", "x.npy", ones(30_000, 1), "set --config.data.transpose=True"),
+    ("noisy_head:text", "x.npz", {"x": ones(9, 4, 5)}, "has no array 'y': it holds x"),
+    ("noisy_head:text", "x.npz", {"x": ones(9, 4, 5), "y": ones(9, 3)}, "x is (9, 4, 5) and y is"),
+    ("noisy_head:text", "x.npz", {"x": ones(9, 4, 5) * np.nan, "y": ones(9, 4)}, "not finite"),
+    ("noisy_head:text", "x.npz", {"x": ones(1, 4, 5), "y": ones(1, 4)}, "1 prompts leave none"),
+    ("noisy_head:text", "x.npy", ones(6, 3), "6 lines are no whole number of prompts of 4 tokens"),
+    ("cross_attention:table", "x.csv", "a,b\n1,2\n", "no column 'K': it has a, b"),
+    ("cross_attention:table", "x.csv", "K,V\nc,2\n", "line 2, column 'K' is 'c'"),
+    ("cross_attention:table", "x.csv", None, "x.csv: no such file"),
+    ("cross_attention:table", "x.npz", {"K": ones(3, 2), "V": ones(4)}, "K has 3 rows and V has 4"),
+    ("cross_attention:table", "x.npz", {"K": ones(2, 2, 2), "V": ones(4)}, "has shape (2, 2, 2)"),
+    ("recommender:table", "x.csv", "user,item\na,1\na,2\n", "no user of three items"),
+    ("recommender:table", "x.csv", "user,item\n" + "a,1\n" * 3, "the data hold 1 item"),
+]
+
+
+@pytest.mark.parametrize(("source", "name", "content", "words"), FILES)
+def test_a_file_that_no_run_could_use_is_named(tmp_path, source, name, content, words):
     path = tmp_path / name
     if isinstance(content, str):
         path.write_text(content)
@@ -287,6 +189,5 @@ def test_a_file_that_no_run_could_use_is_named(tmp_path, source, name, content, 
     if source == "recommender:table":
         config.data.time = None
     config.data.path = str(path)
-    config.update_from_flattened_dict(changes)
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(words)):
         run.check(config)

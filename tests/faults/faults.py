@@ -48,10 +48,11 @@ SCORED = (
     "tests/experiments/test_scores.py"
     "::test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says[{},tiny]"
 )
-LEDGER = (
-    "tests/experiments/test_ledgers.py"
-    "::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
-)
+LEDGER = {
+    "text": CONFIG.replace(",", ":").format("quickstart"),
+    "recommender": CONFIG.format("recommender:amazon"),
+    "recommender, warm": CONFIG.format("recommender:amazon_warm"),
+}
 WITHIN = (
     "tests/clipping/test_clipping_meshes.py"
     "::test_gradients_of_kernels_in_branches_and_loops_are_right_where_the_batch_is_sharded"
@@ -1642,7 +1643,7 @@ FAULTS = (
         "dpx/training/calibration.py",
         "        if beside is None:\n            return alone(steps)",
         "        if True:\n            return alone(steps)",
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     Fault(
         "training is calibrated as if nothing were released before it",
@@ -1656,21 +1657,21 @@ FAULTS = (
         "experiments/dp_transformer/language_model.py",
         "composed=releases | once,",
         'composed={row: spent for row, spent in (releases | once).items() if row != "start"},',
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     Fault(
         "two rows of a run share noise and samples",
         "experiments/dp_transformer/training.py",
         "keys=keys.training(label, secure",
         'keys=keys.training("row", 0, secure',
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     Fault(
         "the token probabilities of a text run have the name of its prior",
         "experiments/dp_transformer/language_model.py",
         'keys.noise("token probabilities")',
         'keys.noise("prior")',
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     Fault(
         "all n-grams have the same noise",
@@ -1691,28 +1692,28 @@ FAULTS = (
         "    both = np.concatenate([corpus.train.tokens, corpus.test.tokens])\n"
         "    train = type(corpus.train)(both, corpus.train.end)\n"
         "    params = training.train(",
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     Fault(
         "the last item of every user is trained on",
         "experiments/dp_transformer/histories.py",
         "train = known if config.data.train_on_validation else split.train",
         "train = load(config)",
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "token probabilities are missing from the ledger",
         "experiments/dp_transformer/models.py",
         'beside = own if prior is None else {"prior release": prior, **own}',
         'beside = own if prior is None else {"prior release": prior}',
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "the prior of a recommender is missing from its row's ledger",
         "experiments/dp_transformer/recommender_rows.py",
         "        prior=prior,\n        correction_key",
         "        prior=None,\n        correction_key",
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "two repetitions of a recommender have one name",
@@ -1801,14 +1802,14 @@ FAULTS = (
         "experiments/dp_transformer/models.py",
         'own = {} if choice is None else {"choice of a model": choice}',
         "own = {}",
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "what is served is chosen by held-out items without noise",
         "experiments/dp_transformer/recommender_rows.py",
         "lead = choice.lead(key, config, *values)",
         "lead = float((values[0] - values[1]).sum())",
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "a user moves the choice of what is served by ten times what is declared",
@@ -1822,7 +1823,7 @@ FAULTS = (
         "experiments/dp_transformer/recommender_rows.py",
         'key, values = repetition.noise("choice"),',
         'key, values = repetition.keys._key("release", f"dp_popularity{repetition.suffix}"),',
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "the trained model is served where it is worse",
@@ -1844,14 +1845,14 @@ FAULTS = (
         "bias, start, prior = recommender_rows.prior(config, prepared.train, key)\n",
         "_, start, prior = recommender_rows.prior(config, prepared.train, key)\n"
         "        bias = exact\n",
-        LEDGER.format("recommender"),
+        LEDGER["recommender"],
     ),
     Fault(
         "the warm start's share is not deducted",
         "experiments/dp_transformer/recommender_rows.py",
         "        prior=prior,\n        correction_key",
         "        prior=None if model.start else prior,\n        correction_key",
-        LEDGER.format("recommender, warm"),
+        LEDGER["recommender, warm"],
     ),
     Fault(
         "the warm start spends the whole budget",
@@ -1865,21 +1866,21 @@ FAULTS = (
         "experiments/dp_transformer/recommender_rows.py",
         'config, key = repetition.config, repetition.noise("transitions")',
         'config, key = repetition.config, repetition.noise("prior")',
-        LEDGER.format("recommender, warm"),
+        LEDGER["recommender, warm"],
     ),
     Fault(
         "the total is that of the first release",
         "dpx/launch/run.py",
         "        ledger.spend(spent, label)\n    plain",
         "        if not ledger.releases:\n            ledger.spend(spent, label)\n    plain",
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     Fault(
         "the headline states the ε of the config",
         "dpx/launch/run.py",
         "about = headline.to_json()",
         'about = {**headline.to_json(), "epsilon": config["epsilon"]}',
-        LEDGER.format("text"),
+        LEDGER["text"],
     ),
     # -----------------------------------------------------------------------------------------------------
     # What experiments claim: sensitivities, scores, ledgers, plans, and what no guarantee covers
@@ -2172,7 +2173,7 @@ FAULTS = (
         "dpx/training/keys.py",
         "return from_seed(config.noise_seed)",
         "return from_seed(config.seed)",
-        LEDGER.format("recommender, warm"),
+        LEDGER["recommender, warm"],
     ),
     Fault(
         "two processes on one folder draw two keys",
@@ -2357,7 +2358,7 @@ FAULTS = (
         "dpx/launch/records.py",
         'return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}',
         "return values",
-        LEDGER.format("recommender, warm"),
+        LEDGER["recommender, warm"],
     ),
     Fault(
         "an error shows the words of a key",
