@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.noise import release
 from experiments.gram import features
 
 KEY = jax.random.key(0)
@@ -28,32 +27,6 @@ def test_without_noise_everything_is_exact():
     best = features.captured(exact, features.leading(exact, 2))
     assert features.captured(exact, basis) == pytest.approx(best, rel=1e-4)
     assert best == pytest.approx(np.linalg.eigvalsh(exact)[-2:].sum() / np.trace(exact))
-
-
-@pytest.mark.slow
-def test_noise_of_the_power_method_covers_a_document(monkeypatch):
-    """The document that points along the basis moves a step by exactly 1, and none by more."""
-    drawn = []
-
-    def spying(key, value, **settings):
-        drawn.append((np.asarray(value), settings))
-        return release(key, value, **settings)
-
-    monkeypatch.setattr(features, "release", spying)
-    rows = unit_rows(40, 5)
-    start = np.linalg.qr(rows[:5].T)[0][:, :2]
-    rows[0], steps = start[:, 0], 3
-    budget = {"epsilon": 1.0, "delta": 1e-5}
-    for kept in (slice(None), slice(1, None)):
-        others = 1e6 * np.eye(5)  # so many that 32 bits would round by 0.06
-        features.power_method(KEY, others + rows[kept].T @ rows[kept], start, steps, **budget)
-    (whole, settings), (less, _) = drawn[0], drawn[steps]
-    moved = np.linalg.norm(whole - less)
-    assert moved == pytest.approx(1, abs=1e-5)
-    assert moved <= settings["sensitivity"] < 1.001
-    _, spent = features.power_method(KEY, rows.T @ rows, start, steps, **budget)
-    own = settings["noise_multiplier"]
-    assert own == pytest.approx(np.sqrt(steps) * spent.event.noise_multiplier)
 
 
 def test_the_ridge_without_privacy_is_as_strong_as_training_documents_say():

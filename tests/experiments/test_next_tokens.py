@@ -6,7 +6,6 @@ import pytest
 
 import dpx
 from configs import next_tokens as configs
-from dpx.noise import release
 from experiments.cross_attention import next_tokens, token_memory
 from experiments.cross_attention.token_memory import Positions
 
@@ -88,31 +87,6 @@ def test_a_mixture_is_a_distribution():
         assert found.sum() == pytest.approx(1)
         assert found[0] == pytest.approx((1 - share) * model[0] + share * answers[0, 0])
     np.testing.assert_allclose(np.exp(-next_tokens.mixed(asked, answers, 0.0)), model)
-
-
-@pytest.mark.slow
-def test_a_document_moves_the_sums_by_its_clipped_part(monkeypatch):
-    config = configs.get_config("tiny")
-    told = []
-
-    def spying(key, exact, **settings):
-        told.append((np.asarray(exact), settings["sensitivity"]))
-        return release(key, exact, **settings)
-
-    monkeypatch.setattr(token_memory, "release", spying)
-    public = drawn(9, config, seed=1)
-    rows = drawn(40, config)
-    # A document that says one thing all the time, and has the largest norm.
-    rows.keys[0], rows.classes[0], rows.mask[0] = rows.keys[0, 0], 2, True
-    for kept in (slice(None), slice(1, None)):
-        part = Positions(*(array[kept] for array in rows))
-        total = token_memory.clipped_sum(config, part, public, config.degree)
-        token_memory.release_memory(config, jax.random.key(0), total)
-    (whole, sensitivity), (less, again) = told
-    assert sensitivity == again
-    moved = np.linalg.norm(whole - less)
-    assert moved == pytest.approx(sensitivity, rel=1e-5)
-    assert moved <= sensitivity
 
 
 @pytest.mark.slow

@@ -60,6 +60,10 @@ WITHIN = (
 STREAM = "tests/noise/test_stream.py::"
 SECURE = "tests/training/test_secure_training.py::"
 PURPOSES = "tests/training/test_purposes.py::"
+WORST = (
+    "tests/experiments/test_sensitivities.py"
+    "::test_the_worst_record_moves_a_release_by_what_it_declares[{}]"
+)
 SHARED = CONFIG.replace(",tiny]", "]")
 DOOR = "tests/noise/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
 
@@ -1816,7 +1820,7 @@ FAULTS = (
         "experiments/dp_transformer/choice.py",
         "sensitivity=1 + 2**-20,",
         "sensitivity=0.1,",
-        "tests/experiments/test_choice.py::test_a_user_moves_the_lead_by_no_more_than_is_declared",
+        WORST.format("lead, up"),
     ),
     Fault(
         "the choice of what is served has the key of the popularity",
@@ -2497,7 +2501,7 @@ FAULTS = (
         "experiments/gram/features.py",
         "            exact @ basis,\n",
         "            np.asarray(exact @ basis, np.float32),\n",
-        "tests/experiments/test_gram_features.py::test_noise_of_the_power_method_covers_a_document",
+        WORST.format("power method"),
     ),
     Fault(
         "noise that floats flush to zero is released",
@@ -3477,16 +3481,14 @@ FAULTS = (
         "experiments/cross_attention/kernel_regression.py",
         "sensitivity=math.sqrt(2) * p",
         "sensitivity=p",
-        "tests/experiments/test_cross_attention_experiments.py"
-        "::test_regression_sensitivity_is_never_exceeded",
+        WORST.format("regression"),
     ),
     Fault(
         "prices are not clipped before they are multiplied",
         "experiments/cross_attention/kernel_regression.py",
         "u = np.clip(np.column_stack([x, y]).astype(np.float64), -1, 1)",
         "u = np.column_stack([np.clip(x, -1, 1), y]).astype(np.float64)",
-        "tests/experiments/test_cross_attention_experiments.py"
-        "::test_regression_sensitivity_is_never_exceeded",
+        WORST.format("regression, far"),
     ),
     Fault(
         "that a memory of texts rests on public documents is no assumption",
@@ -3944,14 +3946,14 @@ FAULTS = (
         "experiments/dp_transformer/feature_center.py",
         "return sums / np.bincount(users)[:, None]",
         "return sums",
-        "tests/experiments/test_classify.py::test_a_unit_moves_the_mean_by_what_is_declared",
+        WORST.format("center, a user"),
     ),
     Fault(
         "a long vector of features moves their mean by its length",
         "experiments/dp_transformer/feature_center.py",
         "    wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)\n",
         "",
-        "tests/experiments/test_classify.py::test_a_unit_moves_the_mean_by_what_is_declared",
+        WORST.format("center, a text"),
     ),
     Fault(
         "the mean of the features is released beside a training that has the whole budget",
