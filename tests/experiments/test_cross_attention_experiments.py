@@ -174,15 +174,6 @@ def test_the_temperature_of_features_that_are_named_is_the_root_of_the_width(tmp
     assert table.plan(config).parameters["temperature"] == 0.7
 
 
-@pytest.mark.parametrize("variant", config_file.VARIANTS)
-def test_every_swept_key_exists(variant):
-    flat = config_file.get_config(variant).to_dict()
-    for key in config_file.sweep(variant):
-        node = flat
-        for part in key.split("."):
-            node = node[part]
-
-
 @pytest.mark.slow
 def test_a_memory_of_texts_is_loaded_and_asked(tmp_path):
     config = config_file.get_config("retrieval,tiny")

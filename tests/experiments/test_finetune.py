@@ -1,7 +1,6 @@
 """Fine-tuning from a config to a saved model, a small random one."""
 
 import functools
-import json
 
 import folders
 import jax
@@ -182,29 +181,6 @@ def test_a_document_that_leaves_changes_what_is_computed_of_no_other_one(monkeyp
         without = computed(train.take(np.delete(np.arange(len(train)), 3)))
         np.testing.assert_array_equal(np.delete(whole, 3, axis=0), without)
         assert len(set(shapes)) == 1  # a program of another shape may round in another way
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(tmp_path, monkeypatch):
-    changes = SMALL | {"noise_seed": 5}
-    execute(tmp_path / "whole", changes)
-    calls = []
-
-    def full_disk(self, workdir):
-        calls.append(workdir)
-        raise OSError("planted")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tuned_text.TunedText, "save", full_disk)
-        with pytest.raises(OSError, match="planted"):
-            execute(tmp_path / "killed", changes)
-    execute(tmp_path / "killed", changes)
-    assert len(calls) == 1
-    logged = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in logged] == [1, 2]  # none was made twice
-    whole, killed = tuned(tmp_path / "whole"), tuned(tmp_path / "killed")
-    for name, array in whole.items():
-        np.testing.assert_array_equal(array, killed[name])
 
 
 @pytest.mark.slow

@@ -3,14 +3,13 @@
 import dataclasses
 import re
 
-import numpy as np
 import pytest
 from all_configs import all_sources, configured, executed
+from own_files import OWN_FILES, write_lines
 
 from dpx.launch import records, run
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 from dpx.training import keys
-from experiments.cross_attention import labelled
 from experiments.dp_transformer import training
 
 # What every release of a run rests on, because of how the records are read.
@@ -102,35 +101,14 @@ PUBLISHED = {
 
 def own(source, folder):
     """Changes by which a source reads data of one's own."""
-    text, words = folder / "own.txt", ("to", "be", "or", "not", "that", "is", "the", "question")
-    lines = [" ".join(words[(i // 8**k) % 8] for k in range(3)) for i in range(400)]
-    text.write_text("\n".join(lines))
-    if source == "quickstart:tiny":
-        letters = "abcdefghij"
-        text.write_text("\n".join(a + b + c for a in letters for b in letters for c in letters))
-        return {"data.path": str(text)}
-    if source == "cross_attention:sentences,tiny":
-        rows = [
-            f"{'ab'[i % 2]}{i % 7} w{i % 5},{('negative', 'positive')[i % 2]}" for i in range(60)
-        ]
-        (folder / "own.csv").write_text("\n".join(["text,label", *rows]))
-        both = dict.fromkeys(("data.path", "data.test_path"), str(folder / "own.csv"))
-        return both | {"data.kind": "table", "data.text": "text", "data.label": "label"}
-    if source == "cross_attention:retrieval,tiny":
-        made = labelled._generated(400, np.random.default_rng(0))
-        rows = [f"{document},{group}" for document, group in zip(*made, strict=True)]
-        (folder / "own.csv").write_text("\n".join(["text,Category", *rows]))
-        both = dict.fromkeys(("data.path", "data.public_path"), str(folder / "own.csv"))
-        return both | {"data.generated": 0}
-    if source in (
-        "text:tiny",
-        "finetune:pretrained,tiny",
-        "finetune:scratch,tiny",
-        "next_tokens:tiny",
-    ):
-        later = {"data.test_path": str(text)} if source == "next_tokens:tiny" else {}
-        return {"data.path": str(text), "data.record": "line"} | later
-    return {}
+    if source not in OWN_FILES:
+        return {}
+    given = OWN_FILES[source](folder, None)
+    if OWN_FILES[source] is write_lines:
+        given["data.record"] = "line"
+    if source == "next_tokens:tiny":
+        given["data.test_path"] = given["data.path"]
+    return given
 
 
 OWN = [

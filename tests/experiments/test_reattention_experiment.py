@@ -86,21 +86,6 @@ def test_distraction_is_measured_and_drawn(tmp_path):
 
 
 @pytest.mark.slow
-def test_budget_is_shared_with_the_token_probabilities():
-    config = config_of("configs/shakespeare.py:tiny")
-    histories = Histories(tuple(np.arange(5) for _ in range(300)), 65)
-    settings = {"prior": None, "unit": "window", "assumptions": ()}
-    plain = models.calibrate(config, histories, 16, correction_key=None, **settings)
-    ours = models.calibrate(config, histories, 16, correction_key=jax.random.key(0), **settings)
-    assert plain.noise is None
-    assert ours.privacy.noise_multiplier > plain.privacy.noise_multiplier
-    assert ours.guarantee.epsilon <= config.epsilon
-    assert ours.noise.embedding[0] < ours.noise.embedding[60]
-    expected = ours.privacy.noise_multiplier / config.train.batch_size
-    assert float(ours.noise.rest) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
 def test_the_literal_form_serves_both_rows():
     config = config_of("configs/shakespeare.py:tiny", reattention={"renormalize": False})
     usual = models.build(config_of("configs/shakespeare.py:tiny"), 65, 16, 0)
