@@ -7,7 +7,6 @@ from command_line import call
 from ml_collections import ConfigDict
 
 from dpx.launch import records
-from dpx.recommend import metrics
 from experiments.dp_transformer import (
     ranking,
     recommender,
@@ -59,12 +58,6 @@ def test_no_user_moves_a_metric_by_more_than_is_declared():
         assert values[5] == 0
         assert values[6] == pytest.approx(1)
         assert 0.9 / count < values[6] / count <= most[name]
-
-
-def test_a_score_that_is_not_a_number_ranks_last():
-    ranks = metrics.target_ranks(jnp.array([[jnp.nan, 1.0], [2.0, jnp.nan]]), jnp.array([0, 0]))
-    assert ranks.tolist() == [np.inf, 1.0]
-    assert float(metrics.ndcg(ranks[:1], 10)) == 0
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from configs import cross_attention as configs
-from dpx.privacy import gaussian_epsilon
 from dpx.training.keys import derive
 from experiments.cross_attention import reader
 
@@ -30,19 +29,6 @@ def test_without_noise_it_reads_the_exact_memory(small, rows):
     small.remember(derive(KEY), jnp.asarray(rows), epsilon=1e8, delta=1e-6)
     x = jnp.asarray(rows[:40, :3])
     np.testing.assert_allclose(small(x), small(x, jnp.asarray(rows)), atol=2e-3)
-
-
-@pytest.mark.slow
-def test_all_blocks_cost_the_budget_together(rows):
-    own = reader.Reader(8, 2, rngs=nnx.Rngs(1))
-    own.remember(derive(KEY), jnp.asarray(rows), epsilon=1.0, delta=1e-6)
-    spent = own.guarantee(1e-6)
-    assert spent.epsilon == pytest.approx(1.0, rel=1e-3)
-    first, second = (layer.guarantee.event.noise_multiplier for layer in own.attention)
-    assert first == pytest.approx(second)
-    assert gaussian_epsilon(first / 2**0.5, 1e-6) == pytest.approx(1.0, rel=1e-3)
-    noises = [layer.moments[...] for layer in own.attention]
-    assert not np.allclose(noises[0], noises[1])
 
 
 @pytest.mark.slow
