@@ -20,10 +20,10 @@ A run of `train` takes 100 s of one core, of which the faults take about half. A
 the claim; every planted fault passes it. The tables are in SECURITY.md.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import recommender
-from configs.common import parse_arg
+from configs.common import begin, parse_arg
 
 VARIANTS = ("train", "fit", "recommender", "ngram")
 FAULTS = (
@@ -56,50 +56,25 @@ MEANINGS = recommender.MEANINGS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
-    config = ConfigDict(
-        {
-            "experiment": "audit.canaries",
-            "target": variant,
-            "epsilon": 4.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
-            "confidence": 0.95,
-        }
-    )
+    config = ConfigDict(begin("audit.canaries", epsilon=4.0, delta=1e-5))
+    config.update({"target": variant, "confidence": 0.95})
     if variant == "train":
-        config.update(
-            {
-                "sampling_probability": 0.5,
-                "steps": 10,
-                "runs": 400 if tiny else 20_000,
-                "input_runs": 400 if tiny else 10_000,
-                "fault_runs": 400 if tiny else 3_000,
-                "canaries": 400 if tiny else 20_000,
-                "faults": FAULTS[-1:] if tiny else FAULTS,
-            }
-        )
+        size = 400 if tiny else 20_000
+        config.update({"sampling_probability": 0.5, "steps": 10, "runs": size, "canaries": size})
+        config.update({"input_runs": 400 if tiny else 10_000, "fault_runs": 400 if tiny else 3_000})
+        config.faults = FAULTS[-1:] if tiny else FAULTS
     if variant == "fit":
-        config.update(
-            {
-                "sampling_probability": 0.25,
-                "steps": 8,
-                "canaries": 400 if tiny else 60_000,
-                "records_per_user": 2,
-                "microbatch_size": 250,
-            }
-        )
+        config.update({"sampling_probability": 0.25, "steps": 8, "records_per_user": 2})
+        config.update({"canaries": 400 if tiny else 60_000, "microbatch_size": 250})
     if variant == "ngram":
-        config.update({"runs": 200 if tiny else 10_000})
+        config.runs = 200 if tiny else 10_000
     if variant == "recommender":
         whole = recommender.get_config("synthetic,tiny")
         config.update({name: whole[name] for name in ("data", "model", "reattention", "train")})
         config.update({"data": {"train_on_validation": False}, "evaluate": {"split": "test"}})
         config.update({"canaries": 200 if tiny else 10_000, "sampling_probability": 0.5})
-        config.update(
-            {"train": {"steps": 4 if tiny else 10, "microbatch_size": 50 if tiny else 250}}
-        )
-        config.update({"train": {"checkpoint_every": 1000, "log_every": 1000}})
+        size = {"steps": 4 if tiny else 10, "microbatch_size": 50 if tiny else 250}
+        config.update({"train": {**size, "checkpoint_every": 1000, "log_every": 1000}})
     return config
 
 

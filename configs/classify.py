@@ -27,7 +27,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from configs import common
-from configs.common import mesh, non_private, parse_arg
+from configs.common import begin, non_private, parse_arg, training, tune
 
 VARIANTS = ("sentences", "reuters", "newsgroups", "table")
 
@@ -46,7 +46,6 @@ MEANINGS = common.MEANINGS | {
     "model.kind": '"pretrained", or "scratch" for a small encoder of bytes',
     "model.path": "a folder of Hugging Face; all-MiniLM-L6-v2 by default",
     "model.dtype": "of activations: float32 or bfloat16",
-    "model.unroll": "compile every layer on its own: takes longer, and runs faster on CPUs",
     "model.dim": "width of the encoder from scratch",
     "model.num_layers": "its layers",
     "model.num_heads": "its attention heads",
@@ -54,12 +53,6 @@ MEANINGS = common.MEANINGS | {
     "center_budget_fraction": "share of μ² for the mean of the features, which is subtracted",
     "tune.mode": 'what is trained beside the head: "probe" nothing, "lora" adapters, "full" all',
     "tune.target_modules": "which modules get adapters, as peft names them: all-linear, query, …",
-    "tune.rank": "rank of an adapter",
-    "tune.alpha": "an adapter counts alpha / rank",
-    "tune.rslora": "an adapter counts alpha / √rank instead",
-    "tune.layers": "how many layers get adapters, the last ones; 0 for all",
-    "tune.train_first": "whether both factors are trained; the first is random and public otherwise",
-    "tune.adapter_seed": "of the first factors, public",
     "train.records_per_user": "texts of a user that a step draws at most, with data.user",
     "words.dim": "hashed places of words, of the private regression on words",
     "words.steps": "its number of steps",
@@ -102,11 +95,7 @@ def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
     config: Any = ConfigDict(
         {
-            "experiment": "dp_transformer.classify",
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
+            **begin("dp_transformer.classify", epsilon=8.0, delta=1e-5),
             "comparisons": config_dict.placeholder(bool),
             "center_budget_fraction": 0.02,
             "data": {
@@ -134,34 +123,19 @@ def get_config(arg: str = "") -> ConfigDict:
                 "num_layers": 2,
                 "num_heads": 4,
             },
-            "tune": {
-                "mode": "probe",
-                "target_modules": ("all-linear",),
-                "rank": 8,
-                "alpha": 8.0,
-                "rslora": False,
-                "layers": 0,
-                "train_first": False,
-                "adapter_seed": 0,
-            },
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "steps": 100,
-                "batch_size": 1024,
-                "microbatch_size": 32,
-                "records_per_user": 4,
-                "learning_rate": 2e-3,
-                "warmup": 0.1,
-                "weight_decay": 0.0,
-                "l2_clip_norm": 5.0,
-                "normalize": False,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 10,
-                "checkpoint_every": 20,
-            },
+            "tune": tune("probe", layers=0),
+            **training(
+                steps=100,
+                batch_size=1024,
+                microbatch_size=32,
+                records_per_user=4,
+                learning_rate=2e-3,
+                weight_decay=0.0,
+                l2_clip_norm=5.0,
+                normalize=False,
+                log_every=10,
+                checkpoint_every=20,
+            ),
             "non_private": non_private(
                 start="pretrained",
                 steps=800,

@@ -1,5 +1,7 @@
 """What config files share: the argument after the colon, sections, and what their keys mean."""
 
+from typing import Any
+
 from ml_collections import config_dict
 
 # What a key means that several configs have. A config adds those of its own to them, in its MEANINGS.
@@ -36,6 +38,7 @@ MEANINGS = {
     "model.num_blocks": "transformer blocks, or recurrent layers",
     "model.tied": "whether the embedding of the tokens is also the output layer",
     "model.dropout": "share of activations that are dropped in training",
+    "model.unroll": "compile every layer on its own: takes longer, and runs faster on CPUs",
     "model.embed_std": "standard deviation of the initial embeddings",
     "reattention.enabled": "adds a row with Re-Attention at the same budget",
     "reattention.probabilities": 'of the tokens, from which their noise follows: "release" pays for '
@@ -46,6 +49,12 @@ MEANINGS = {
     "reattention.renormalize": "whether corrected weights add up to 1 again",
     "reattention.scale": "multiplies the variance that is corrected for",
     "reattention.floor": "least probability of a token",
+    "tune.rank": "rank of an adapter",
+    "tune.alpha": "an adapter counts alpha / rank",
+    "tune.rslora": "an adapter counts alpha / √rank instead",
+    "tune.layers": "how many layers get adapters, the last ones; 0 for all",
+    "tune.train_first": "whether both factors are trained; the first is random and public otherwise",
+    "tune.adapter_seed": "of the first factors, public",
     "mesh.data": "devices over which the records are spread; one by default, all with --distributed",
     "mesh.model": "devices over which every large array is spread",
     "train.steps": "number of steps",
@@ -117,13 +126,59 @@ def parse_arg(arg: str, variants: tuple[str, ...] = ()) -> tuple[str, bool]:
     return (named or list(variants[:1]) or [""])[0], tiny
 
 
-def mesh() -> dict:
-    """The section `mesh`: on how many devices a model is trained, as `dpx.training.fit` takes it.
+def begin(experiment: str, *, epsilon: float, delta: float) -> dict:
+    """What every config has."""
+    own = {"seed": 0, "noise_seed": config_dict.placeholder(int)}
+    return {"experiment": experiment, "epsilon": epsilon, "delta": delta, **own}
+
+
+def training(
+    *, steps: int, batch_size: Any, microbatch_size: int, learning_rate: float, **changed
+) -> dict:
+    """The sections of a training: `train`, on how many devices, and where its losses go.
 
     `--config.mesh.data=8` spreads the records, `--config.mesh.model=2` every large array. By default one
     device trains, or with `--distributed` all devices of all processes.
     """
-    return {"data": config_dict.placeholder(int), "model": 1}
+    train = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "microbatch_size": microbatch_size,
+        "learning_rate": learning_rate,
+        "warmup": 0.1,
+        "weight_decay": 1e-5,
+        "l2_clip_norm": 1.0,
+        "normalize": True,
+        "accountant": "pld",
+        "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
+        "secure": False,
+        "log_every": 25,
+        "checkpoint_every": 50,
+        **changed,
+    }
+    mesh = {"data": config_dict.placeholder(int), "model": 1}
+    return {"train": train, "mesh": mesh, "log": config_dict.placeholder(str)}
+
+
+def tune(mode: str, *, layers: int, **more) -> dict:
+    """The section `tune`: what is trained of a pretrained model."""
+    return {
+        "mode": mode,
+        "target_modules": ("all-linear",),
+        "rank": 8,
+        "alpha": 8.0,
+        "rslora": False,
+        "layers": layers,
+        "train_first": False,
+        "adapter_seed": 0,
+        **more,
+    }
+
+
+def regression(*, tiny: bool) -> dict:
+    """The section `regression`: a private logistic regression beside other classifiers."""
+    size = {"steps": 5, "batch_size": 30} if tiny else {"steps": 100, "batch_size": 4000}
+    return {**size, "learning_rate": 0.3, "l2_clip_norm": 0.5}
 
 
 def table() -> dict:

@@ -52,12 +52,10 @@ absolute error of about 983 dollars for the diamonds and an accuracy of .75 for 
 reads all 10,605 in three CPU minutes. The tables are in experiments/cross_attention/README.md.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict, config_dict
 
 from configs import classify
-from configs.common import parse_arg, table
+from configs.common import begin, parse_arg, regression, table
 
 VARIANTS = ("size", "epsilon", "bound", "diamonds", "reader", "retrieval", "sentences", "table")
 
@@ -107,127 +105,113 @@ MEANINGS = classify.MEANINGS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
-    common = {
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "seed": 0,
-        "noise_seed": config_dict.placeholder(int),
+    make = {
+        "diamonds": _diamonds,
+        "reader": _reader,
+        "retrieval": _retrieval,
+        "sentences": _sentences,
+        "table": _table,
     }
-    if variant == "diamonds":
-        return ConfigDict(
-            {
-                "experiment": "cross_attention.kernel_regression",
-                **common,
-                "data": {"limit": 500 if tiny else 49_940, "held_out": 50 if tiny else 4000},
-                "kernel": {
-                    "largest_logit": 4.0 if tiny else 16.0,
-                    "degree": 8 if tiny else 30,
-                    "side_weight": 0.1,
-                },
-                "regularization": 1.0,
-            }
-        )
-    if variant == "reader":
-        return ConfigDict(
-            {
-                "experiment": "cross_attention.reader",
-                **common,
-                "data": {"limit": 500 if tiny else 49_940, "held_out": 50 if tiny else 4000},
-                "model": {"dim": 8 if tiny else 32, "num_blocks": 2},
-                "public_training": {
-                    "steps": 3 if tiny else 2000,
-                    "tasks": 2 if tiny else 16,
-                    "rows": 20 if tiny else 256,
-                    "learning_rate": 3e-3,
-                },
-            }
-        )
-    if variant in ("retrieval", "sentences"):
-        config: Any = ConfigDict(
-            {
-                "experiment": "cross_attention.retrieval",
-                **common,
-                "comparisons": config_dict.placeholder(bool),
-                "delta": 1e-5,
-                "dim": 8 if tiny else 128,
-                "expected_records": 300 if tiny else 11_000,
-                "largest_logit": config_dict.placeholder(float),
-                "degree": 2,
-                "neighboring": "add_or_remove_one",
-                "query_counts": (10, 100) if tiny else (100, 1000, 10_000, 1_000_000),
-                "neighbours": (5, 20) if tiny else (100, 300),
-                "language": {
-                    "kind": "none",
-                    "path": config_dict.placeholder(str),
-                    "template": "{}",
-                    "words": (),
-                    "length": 16 if tiny else 48,
-                },
-                "regression": {
-                    "steps": 5 if tiny else 100,
-                    "batch_size": 30 if tiny else 4000,
-                    "learning_rate": 0.3,
-                    "l2_clip_norm": 0.5,
-                },
-            }
-        )
-        if variant == "sentences":
-            encoded = classify.get_config("sentences,tiny" if tiny else "sentences")
-            config.update({"data": encoded.data, "model": encoded.model})
-            config.model.read_layers = 1  # keys of fewer dimensions need less noise
-            config.language.template = "Review: {}\nSentiment:"
-            config.language.words = (" negative", " positive")
-            if tiny:
-                config.language.update({"kind": "random", "words": ("negative", "positive")})
-            else:
-                config.update({"dim": 64, "expected_records": 8500})
-                config.query_counts = (10, *config.query_counts)
-                config.neighbours = (300, 1000, 3000)
-                config.regression.learning_rate = 0.1
-            return config
-        config.update({"num_groups": 4 if tiny else 20})
-        config.data = {
+    return ConfigDict(make.get(variant, _synthetic)(tiny))
+
+
+def _begin(experiment: str, delta: float = 1e-6) -> dict:
+    return begin(f"cross_attention.{experiment}", epsilon=1.0, delta=delta)
+
+
+def _synthetic(tiny: bool) -> dict:
+    return {
+        **_begin("query_error"),
+        "data": {"n": 300 if tiny else 100_000, "dim": 1, "key_bound": 1.0},
+        "trials": 1 if tiny else 5,
+        "num_queries": 20 if tiny else 500,
+        "tree": {"degree": 3, "copies": 1, "bins": 16 if tiny else 1024},
+        "degrees": (2,) if tiny else (2, 4, 6, 8, 10),
+        "query_counts": (1, 100) if tiny else (1, 10, 100, 1000, 10_000, 100_000, 1_000_000),
+    }
+
+
+def _sales(tiny: bool) -> dict:
+    return {"limit": 500 if tiny else 49_940, "held_out": 50 if tiny else 4000}
+
+
+def _diamonds(tiny: bool) -> dict:
+    kernel = {"largest_logit": 4.0, "degree": 8} if tiny else {"largest_logit": 16.0, "degree": 30}
+    return {
+        **_begin("kernel_regression"),
+        "data": _sales(tiny),
+        "kernel": {**kernel, "side_weight": 0.1},
+        "regularization": 1.0,
+    }
+
+
+def _reader(tiny: bool) -> dict:
+    sizes = (3, 2, 20) if tiny else (2000, 16, 256)
+    training = dict(zip(("steps", "tasks", "rows"), sizes, strict=True))
+    return {
+        **_begin("reader"),
+        "data": _sales(tiny),
+        "model": {"dim": 8 if tiny else 32, "num_blocks": 2},
+        "public_training": {**training, "learning_rate": 3e-3},
+    }
+
+
+def _memory(tiny: bool) -> dict:
+    """What `retrieval` and `sentences` share."""
+    return {
+        **_begin("retrieval", 1e-5),
+        "comparisons": config_dict.placeholder(bool),
+        "dim": 8 if tiny else 128,
+        "expected_records": 300 if tiny else 11_000,
+        "largest_logit": config_dict.placeholder(float),
+        "degree": 2,
+        "neighboring": "add_or_remove_one",
+        "query_counts": (10, 100) if tiny else (100, 1000, 10_000, 1_000_000),
+        "neighbours": (5, 20) if tiny else (100, 300),
+        "language": {
+            "kind": "none",
             "path": config_dict.placeholder(str),
-            "public_path": config_dict.placeholder(str),
-            "column": config_dict.placeholder(str),
-            "generated": 300 if tiny else 0,
-        }
-        return config
-    if variant == "table":
-        return ConfigDict(
-            {
-                "experiment": "cross_attention.table",
-                **common,
-                "data": {
-                    "path": config_dict.placeholder(str),
-                    "key": "K",
-                    "value": "V",
-                    **table(),
-                },
-                "domain": "ball",
-                "value_domain": "box",
-                "key_bound": config_dict.placeholder(float),
-                "value_bound": config_dict.placeholder(float),
-                "query_bound": config_dict.placeholder(float),
-                "temperature": config_dict.placeholder(float),
-                "features": "auto",
-                "degree": config_dict.placeholder(int),
-                "num_features": config_dict.placeholder(int),
-                "num_queries": 20 if tiny else 500,
-            }
-        )
-    return ConfigDict(
-        {
-            "experiment": "cross_attention.query_error",
-            **common,
-            "data": {"n": 300 if tiny else 100_000, "dim": 1, "key_bound": 1.0},
-            "trials": 1 if tiny else 5,
-            "num_queries": 20 if tiny else 500,
-            "tree": {"degree": 3, "copies": 1, "bins": 16 if tiny else 1024},
-            "degrees": (2,) if tiny else (2, 4, 6, 8, 10),
-            "query_counts": (1, 100) if tiny else (1, 10, 100, 1000, 10_000, 100_000, 1_000_000),
-        }
-    )
+            "template": "{}",
+            "words": (),
+            "length": 16 if tiny else 48,
+        },
+        "regression": regression(tiny=tiny),
+    }
+
+
+def _retrieval(tiny: bool) -> dict:
+    own = {name: config_dict.placeholder(str) for name in ("path", "public_path", "column")}
+    data = {**own, "generated": 300 if tiny else 0}
+    return {**_memory(tiny), "num_groups": 4 if tiny else 20, "data": data}
+
+
+def _sentences(tiny: bool) -> dict:
+    encoded, found = classify.get_config("sentences,tiny" if tiny else "sentences"), _memory(tiny)
+    found |= {"data": encoded.data, "model": encoded.model}
+    found["model"].read_layers = 1  # keys of fewer dimensions need less noise
+    found["language"] |= {"template": "Review: {}\nSentiment:", "words": (" negative", " positive")}
+    if tiny:
+        found["language"] |= {"kind": "random", "words": ("negative", "positive")}
+        return found
+    found["regression"]["learning_rate"] = 0.1
+    counts = {"query_counts": (10, *found["query_counts"]), "neighbours": (300, 1000, 3000)}
+    return found | counts | {"dim": 64, "expected_records": 8500}
+
+
+def _table(tiny: bool) -> dict:
+    bounds = ("key_bound", "value_bound", "query_bound", "temperature")
+    path = config_dict.placeholder(str)
+    return {
+        **_begin("table"),
+        "data": {"path": path, "key": "K", "value": "V", **table()},
+        "domain": "ball",
+        "value_domain": "box",
+        **{name: config_dict.placeholder(float) for name in bounds},
+        "features": "auto",
+        "degree": config_dict.placeholder(int),
+        "num_features": config_dict.placeholder(int),
+        "num_queries": 20 if tiny else 500,
+    }
 
 
 def sweep(arg: str = "") -> dict[str, list]:

@@ -26,7 +26,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from configs import text
-from configs.common import mesh, non_private, parse_arg
+from configs.common import begin, non_private, parse_arg, training, tune
 
 VARIANTS = ("pretrained", "scratch")
 
@@ -42,18 +42,11 @@ MEANINGS = text.MEANINGS | {
     "model.dtype": "of activations: bfloat16 or float32",
     "model.param_dtype": "of the parameters that stay as they are",
     "model.remat": "compute activations again in place of keeping them",
-    "model.unroll": "compile every layer on its own: takes longer, and runs faster on CPUs",
     "tokenizer.kind": '"pretrained", or "bytes"',
     "tokenizer.path": "the folder or GGUF file of the model whose tokens are counted",
     "tune.mode": '"lora" trains adapters, "full" all parameters',
     "tune.target_modules": "which modules get adapters, as peft names them: all-linear, q_proj, c_attn, …",
-    "tune.rank": "rank of an adapter",
-    "tune.alpha": "an adapter counts alpha / rank",
-    "tune.rslora": "an adapter counts alpha / √rank instead",
-    "tune.layers": "how many layers get adapters, the last ones; 0 for all",
-    "tune.train_first": "whether both factors are trained; the first is random and public otherwise",
     "tune.shift": "also train a vector that is added before the head",
-    "tune.adapter_seed": "of the first factors, public",
 }
 
 
@@ -84,11 +77,7 @@ def _scratch(pretrained: Any, tiny: bool) -> ConfigDict:
 def _pretrained(tiny: bool) -> ConfigDict:
     config = ConfigDict(
         {
-            "experiment": "dp_transformer.finetune",
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
+            **begin("dp_transformer.finetune", epsilon=8.0, delta=1e-5),
             "comparisons": config_dict.placeholder(bool),
             "data": {
                 "path": config_dict.placeholder(str),
@@ -112,35 +101,18 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "remat": False,
                 "unroll": True,
             },
-            "tune": {
-                "mode": "lora",
-                "target_modules": ("all-linear",),
-                "rank": 8,
-                "alpha": 8.0,
-                "rslora": False,
-                "layers": 6,
-                "train_first": False,
-                "shift": True,
-                "adapter_seed": 0,
-            },
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "steps": 12,
-                "batch_size": 1024,
-                "records_per_user": 4,
-                "microbatch_size": 16,
-                "learning_rate": 1e-2,
-                "warmup": 0.17,
-                "weight_decay": 0.0,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 1,
-                "checkpoint_every": 4,
-            },
+            "tune": tune("lora", layers=6, shift=True),
+            **training(
+                steps=12,
+                batch_size=1024,
+                records_per_user=4,
+                microbatch_size=16,
+                learning_rate=1e-2,
+                warmup=0.17,
+                weight_decay=0.0,
+                log_every=1,
+                checkpoint_every=4,
+            ),
             # As many documents as the private row reads.
             "non_private": non_private(
                 start="pretrained", steps=96, batch_size=128, learning_rate=5e-3

@@ -51,7 +51,7 @@ experiments/gram/README.md.
 from ml_collections import ConfigDict, config_dict
 
 from configs import common
-from configs.common import parse_arg, table
+from configs.common import begin, parse_arg, regression, table
 
 VARIANTS = ("error", "recommender", "features", "table")
 
@@ -93,118 +93,97 @@ MEANINGS = common.MEANINGS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
-    config = ConfigDict({"seed": 0, "noise_seed": config_dict.placeholder(int)})
-    if variant == "error":
-        config.update(
-            {
-                "experiment": "gram.attention_error",
-                "epsilon": 0.09,
-                "delta": 1e-6,
-                "rows": 8,
-                "columns": 1_000_000,
-                "latent_dim": 4,
-                "logit_bound": 0.09,
-                "slack": 1.7,
-                "max_column_change_fraction": 1.0,
-                "eta_fraction": 1.0,
-                "kernel": "exp",
-                "trials": 1000,
-            }
-        )
-        if tiny:
-            config.update({"columns": 20_000, "trials": 20, "epsilon": 1.0})
-        return config
-    if variant == "table":
-        config.update(
-            {
-                "experiment": "gram.own_matrix",
-                "epsilon": 1.0,
-                "delta": 1e-6,
-                "data": {
-                    "path": config_dict.placeholder(str),
-                    "array": config_dict.placeholder(str),
-                    **table(),
-                    "transpose": False,
-                },
-                "column_bound": config_dict.placeholder(float),
-                "max_column_change": config_dict.placeholder(float),
-                "neighboring": "replace_one",
-                "kernel": "exp",
-            }
-        )
-        return config
-    if variant == "features":
-        config.update(
-            {
-                "experiment": "gram.features",
-                "epsilon": 1.0,
-                "delta": 1e-5,
-                "data": {
-                    "path": config_dict.placeholder(str),
-                    "public_path": config_dict.placeholder(str),
-                    "generated": 300 if tiny else 0,
-                },
-                "dim": 8 if tiny else 64,
-                "num_groups": 4 if tiny else 20,
-                "components": (2,) if tiny else (5, 20),
-                "power_steps": 2,
-                "regression": {
-                    "steps": 5 if tiny else 100,
-                    "batch_size": 30 if tiny else 4000,
-                    "learning_rate": 0.3,
-                    "l2_clip_norm": 0.5,
-                },
-            }
-        )
-        return config
-    config.update(
-        {
-            "experiment": "gram.one_release",
-            "epsilon": 8.0,
-            "delta": 1 / 31_013,
-            "num_seeds": 1,
-            "popularity_budget_fraction": 0.1,
-            "popularity_age_decay": 0.2,
-            "transitions": {
-                "rounds": 6,
-                "gap_decay": 0.9,
-                "max_gap": 20,
-                "age_decay": 0.95,
-                "order_weight": 1.0,
-                "position_weight": 0.1,
-                "popularity_age_decay": 0.8,
-            },
-            "num_kept": config_dict.placeholder(int),
-            "regularization": config_dict.placeholder(float),
-            "attention_prior_weight": 2e-3,
-            "fixed": {
-                "num_kept": 3000,
-                "regularization": 800.0,
-                "prior_weight": 1e-4,
-                "popularity_budget_fraction": 0.05,
-            },
-            "data": {
-                "kind": "amazon",
-                "path": config_dict.placeholder(str),
-                "year": 2014,
-                "min_count": config_dict.placeholder(int),
-                "limit": 0,
-            },
-            "evaluate": {"k": 10, "exclude_seen": False, "split": "test"},
-        }
-    )
-    if tiny:
-        config.update({"delta": 1e-3, "num_seeds": 2, "fixed": {"num_kept": 5}})
-        config.update({"data": {"limit": 300}})
-    return config
+    make = {
+        "error": _error,
+        "recommender": _recommender,
+        "features": _features,
+        "table": lambda tiny: _table(),
+    }
+    return ConfigDict(make[variant](tiny))
+
+
+def _error(tiny: bool) -> dict:
+    return {
+        **begin("gram.attention_error", epsilon=1.0 if tiny else 0.09, delta=1e-6),
+        "rows": 8,
+        "columns": 20_000 if tiny else 1_000_000,
+        "latent_dim": 4,
+        "logit_bound": 0.09,
+        "slack": 1.7,
+        "max_column_change_fraction": 1.0,
+        "eta_fraction": 1.0,
+        "kernel": "exp",
+        "trials": 20 if tiny else 1000,
+    }
+
+
+def _table() -> dict:
+    own = {name: config_dict.placeholder(str) for name in ("path", "array")}
+    return {
+        **begin("gram.own_matrix", epsilon=1.0, delta=1e-6),
+        "data": {**own, **table(), "transpose": False},
+        "column_bound": config_dict.placeholder(float),
+        "max_column_change": config_dict.placeholder(float),
+        "neighboring": "replace_one",
+        "kernel": "exp",
+    }
+
+
+def _features(tiny: bool) -> dict:
+    own = {name: config_dict.placeholder(str) for name in ("path", "public_path")}
+    return {
+        **begin("gram.features", epsilon=1.0, delta=1e-5),
+        "data": {**own, "generated": 300 if tiny else 0},
+        "dim": 8 if tiny else 64,
+        "num_groups": 4 if tiny else 20,
+        "components": (2,) if tiny else (5, 20),
+        "power_steps": 2,
+        "regression": regression(tiny=tiny),
+    }
+
+
+def _recommender(tiny: bool) -> dict:
+    return {
+        **begin("gram.one_release", epsilon=8.0, delta=1e-3 if tiny else 1 / 31_013),
+        "num_seeds": 2 if tiny else 1,
+        "popularity_budget_fraction": 0.1,
+        "popularity_age_decay": 0.2,
+        "transitions": {
+            "rounds": 6,
+            "gap_decay": 0.9,
+            "max_gap": 20,
+            "age_decay": 0.95,
+            "order_weight": 1.0,
+            "position_weight": 0.1,
+            "popularity_age_decay": 0.8,
+        },
+        "num_kept": config_dict.placeholder(int),
+        "regularization": config_dict.placeholder(float),
+        "attention_prior_weight": 2e-3,
+        "fixed": {
+            "num_kept": 5 if tiny else 3000,
+            "regularization": 800.0,
+            "prior_weight": 1e-4,
+            "popularity_budget_fraction": 0.05,
+        },
+        "data": {
+            "kind": "amazon",
+            "path": config_dict.placeholder(str),
+            "year": 2014,
+            "min_count": config_dict.placeholder(int),
+            "limit": 300 if tiny else 0,
+        },
+        "evaluate": {"k": 10, "exclude_seen": False, "split": "test"},
+    }
 
 
 def sweep(arg: str = "") -> dict[str, list]:
     variant, tiny = parse_arg(arg, VARIANTS)
-    if variant == "error":
-        return {"epsilon": [0.5, 5.0] if tiny else [0.03, 0.09, 0.3, 1.0, 3.0, 10.0]}
-    if variant == "table":
-        return {"epsilon": [1.0, 8.0] if tiny else [0.3, 1.0, 3.0, 10.0]}
-    if variant == "features":
-        return {"epsilon": [0.1, 1.0, 8.0], "seed": [0] if tiny else [0, 1, 2]}
-    return {"epsilon": [1.0, 8.0] if tiny else [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0]}
+    epsilons, of_tiny = {
+        "error": ([0.03, 0.09, 0.3, 1.0, 3.0, 10.0], [0.5, 5.0]),
+        "table": ([0.3, 1.0, 3.0, 10.0], [1.0, 8.0]),
+        "features": ([0.1, 1.0, 8.0], [0.1, 1.0, 8.0]),
+        "recommender": ([0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0], [1.0, 8.0]),
+    }[variant]
+    seeds = {"seed": [0] if tiny else [0, 1, 2]} if variant == "features" else {}
+    return {"epsilon": of_tiny if tiny else epsilons, **seeds}

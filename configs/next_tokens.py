@@ -12,7 +12,7 @@ memory's share of the mixture; the others ask. Of your own, `data.path` has the 
 from ml_collections import ConfigDict, config_dict
 
 from configs import finetune
-from configs.common import parse_arg
+from configs.common import begin, parse_arg
 
 MEANINGS = finetune.MEANINGS | {
     "tune.target_modules": "nothing is tuned, so none",
@@ -35,11 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
     tuned.update({"tune": {"target_modules": (), "shift": True, "layers": 0}})
     return ConfigDict(
         {
-            "experiment": "cross_attention.next_tokens",
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
+            **begin("cross_attention.next_tokens", epsilon=8.0, delta=1e-5),
             "comparisons": config_dict.placeholder(bool),
             "data": tuned.data,
             "model": tuned.model,

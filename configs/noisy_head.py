@@ -27,10 +27,12 @@ perfectly private; the tables say so. They are in experiments/noisy_head/README.
 each variant takes.
 """
 
-from ml_collections import config_dict
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
 
 from configs import common
-from configs.common import parse_arg, table
+from configs.common import begin, parse_arg, table
 
 VARIANTS = ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness", "text")
 
@@ -69,29 +71,20 @@ MEANINGS = common.MEANINGS | {
 }
 
 
-def get_config(arg: str = "") -> config_dict.ConfigDict:
+def get_config(arg: str = "") -> ConfigDict:
     """The settings of one variant; `tiny` shrinks them to seconds."""
     variant, tiny = parse_arg(arg, VARIANTS)
-    config = config_dict.ConfigDict()
-    config.experiment = "noisy_head.excess_risk"
-    config.epsilon = 1.0
-    config.delta = 1e-5
-    config.seed = 0
-    config.noise_seed = config_dict.placeholder(int)
+    config: Any = ConfigDict(begin("noisy_head.excess_risk", epsilon=1.0, delta=1e-5))
     if variant == "text":
-        _text(config)
+        config.update(_text())
     else:
-        _simulated(config)
-        {
-            "low_dim": _low_dim,
-            "high_dim": _high_dim,
-            "useful": _useful,
-            "rates": _rates,
-            "early_stopping": _early_stopping,
-            "robustness": _robustness,
-        }[variant](config)
+        config.update(_simulated() | _of_a_figure()[variant])
     if tiny:
-        _shrink(config, variant)
+        if "epsilons" in config:
+            config.epsilons = config.epsilons[:2]
+        config.update(({} if variant == "text" else {"trials": 2}) | _TINY[variant])
+        if variant == "rates":
+            del config.axes.num_prompts, config.axes.dim  # every shape is compiled for itself
     return config
 
 
@@ -105,149 +98,118 @@ def sweep(arg: str = "") -> dict[str, list]:
     }.get(variant, {"seed": [0, 1, 2]})
 
 
-def _simulated(config):
-    config.trials = 500
-    config.length = config_dict.placeholder(int)
-    config.dim = config_dict.placeholder(int)
-    config.regularization = config_dict.placeholder(float)
-    config.noise_std = 0.0
-    config.kappa = 1.0
-
-    config.step_scale = config_dict.placeholder(float)
-    config.methods = ("paper", "last_iterate")
-
-
-def _along_axes(config):
-    config.one_shot = True
-    config.axes = config_dict.ConfigDict()
+def _simulated() -> dict:
+    """What all experiments on simulated prompts have."""
+    return {
+        "trials": 500,
+        "length": config_dict.placeholder(int),
+        "dim": config_dict.placeholder(int),
+        "regularization": config_dict.placeholder(float),
+        "noise_std": 0.0,
+        "kappa": 1.0,
+        "step_scale": config_dict.placeholder(float),
+        "methods": ("paper", "last_iterate"),
+    }
 
 
-def _steps_by_rule(config):
-    config.steps = config_dict.placeholder(int)
-    config.steps_exponent = 2.5
+def _of_a_figure() -> dict[str, dict]:
+    """What a variant has beside that."""
+    by_rule = {"steps": config_dict.placeholder(int), "steps_exponent": 2.5}
+    low = {"dim": 5, "regularization": 5.0, "step_scale": 3.17 / 5, "one_shot": True}
+    return {
+        "low_dim": by_rule
+        | low
+        | {
+            "epsilons": (0.2, 0.4, 0.6, 0.8, 1.0),
+            "axes": {"num_prompts": (1000, 1500, 2000, 2500, 3000, 3500, 4000)},
+        },
+        "high_dim": {
+            "step_scale": 0.07,
+            "steps": 5,
+            "epsilons": (0.01, 0.05, 0.1, 0.5, 1.0),
+            "axes": {"num_prompts": (500, 600, 700, 800, 900, 1000)},
+            "one_shot": False,  # it would protect D⁴ = 1e6 numbers: see useful and rates
+        },
+        "useful": {
+            "dim": 5,
+            "length": 63,
+            "regularization": 0.003,
+            "steps": 300,
+            "epsilons": (0.2, 1.0, 4.0),
+            "axes": {"num_prompts": (4000, 20_000, 100_000)},
+            "one_shot": True,
+            "trials": 20,
+        },
+        "rates": by_rule
+        | low
+        | {
+            "epsilon": 4.0,
+            "length": 64,
+            "num_prompts": 8000,
+            "axes": {
+                "num_prompts": (4000, 8000, 16_000, 32_000),
+                "length": (32, 64, 128, 256),
+                "dim": (2, 4, 6, 8),
+                "epsilon": (2.0, 4.0, 8.0, 16.0),
+            },
+            "trials": 50,
+        },
+        "early_stopping": {
+            "experiment": "noisy_head.early_stopping",
+            "epsilon": 0.8,
+            "num_prompts": 1000,
+            "step_scale": 0.02 / 3,
+            "methods": ("paper", "repaired"),
+            "inits": ("zero", "sphere"),
+            "steps_grid": (1, *range(20, 481, 20)),
+            "trials": 5,
+        },
+        "robustness": {
+            "experiment": "noisy_head.robustness",
+            "epsilon": 0.5,
+            "delta": 1e-2,
+            "num_prompts": 5000,
+            "length": 500,
+            "dim": 5,
+            "regularization": 0.01,
+            "step_scale": 0.7,
+            "steps": 9,  # ⌈log N⌉
+            "methods": ("paper", "repaired"),
+            "mu": 1.0,
+            "scales": (2.0, 4.0),
+            "powers": (2.0, 2.02, 2.04, 2.06, 2.08, 2.1),
+            "where": "context",
+            "trials": 50,
+        },
+    }
 
 
-def _low_dim(config):
-    _along_axes(config)
-    _steps_by_rule(config)
-    config.dim = 5
-    config.regularization = 5.0
-    config.step_scale = 3.17 / 5
-    config.epsilons = (0.2, 0.4, 0.6, 0.8, 1.0)
-    config.axes.num_prompts = (1000, 1500, 2000, 2500, 3000, 3500, 4000)
+def _text() -> dict:
+    names = ("path", "public_path", "column")
+    own = {name: config_dict.placeholder(str) for name in names}
+    return {
+        "experiment": "noisy_head.texts",
+        "comparisons": config_dict.placeholder(bool),  # rows that cost the budget again
+        "data": {"source": "path", **own, **table()},
+        "dim": 30,
+        "length": 30,
+        "test_fraction": 0.2,
+        "typical_tokens": 120.0,
+        "log_spread": 1.0,
+        "response_clip": 2.0,
+        "feature_radius": 0.5,
+        "regularization": 0.01,
+        "step_fraction": 0.5,
+        "steps_grid": (1, 12, 23, 34, 45, 56, 67, 78, 89, 100),
+    }
 
 
-def _high_dim(config):
-    _along_axes(config)
-    config.step_scale = 0.07
-    config.steps = 5
-    config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)
-    config.axes.num_prompts = (500, 600, 700, 800, 900, 1000)
-    config.one_shot = False  # it would protect D⁴ = 1e6 numbers: see useful and rates
-
-
-def _useful(config):
-    _along_axes(config)
-    config.dim = 5
-    config.length = 63
-    config.regularization = 0.003
-    config.steps = 300
-    config.epsilons = (0.2, 1.0, 4.0)
-    config.axes.num_prompts = (4000, 20_000, 100_000)
-    config.trials = 20
-
-
-def _rates(config):
-    _along_axes(config)
-    _steps_by_rule(config)
-    config.epsilon = 4.0
-    config.dim = 5
-    config.length = 64
-    config.num_prompts = 8000
-    config.regularization = 5.0
-    config.step_scale = 3.17 / 5
-    config.axes.num_prompts = (4000, 8000, 16_000, 32_000)
-    config.axes.length = (32, 64, 128, 256)
-    config.axes.dim = (2, 4, 6, 8)
-    config.axes.epsilon = (2.0, 4.0, 8.0, 16.0)
-    config.trials = 50
-
-
-def _early_stopping(config):
-    config.experiment = "noisy_head.early_stopping"
-    config.epsilon = 0.8
-    config.num_prompts = 1000
-    config.step_scale = 0.02 / 3
-    config.methods = ("paper", "repaired")
-    config.inits = ("zero", "sphere")
-    config.steps_grid = (1, *range(20, 481, 20))
-    config.trials = 5
-
-
-def _robustness(config):
-    config.experiment = "noisy_head.robustness"
-    config.epsilon = 0.5
-    config.delta = 1e-2
-    config.num_prompts = 5000
-    config.length = 500
-    config.dim = 5
-    config.regularization = 0.01
-    config.step_scale = 0.7
-    config.steps = 9  # ⌈log N⌉
-    config.methods = ("paper", "repaired")
-    config.mu = 1.0
-    config.scales = (2.0, 4.0)
-    config.powers = (2.0, 2.02, 2.04, 2.06, 2.08, 2.1)
-    config.where = "context"
-    config.trials = 50
-
-
-def _text(config):
-    config.experiment = "noisy_head.texts"
-    config.comparisons = config_dict.placeholder(bool)  # rows that cost the budget again
-    config.data = config_dict.ConfigDict()
-    config.data.source = "path"
-    config.data.path = config_dict.placeholder(str)
-
-    config.data.public_path = config_dict.placeholder(str)
-    config.data.column = config_dict.placeholder(str)
-    config.data.update(table())
-    config.dim = 30
-    config.length = 30
-    config.test_fraction = 0.2
-    config.typical_tokens = 120.0
-    config.log_spread = 1.0
-    config.response_clip = 2.0
-    config.feature_radius = 0.5
-    config.regularization = 0.01
-    config.step_fraction = 0.5
-    config.steps_grid = (1, 12, 23, 34, 45, 56, 67, 78, 89, 100)
-
-
-def _shrink(config, variant):
-    if variant == "text":
-        config.dim, config.length = 5, 3
-        config.steps_grid = (2, 8)
-        return
-    config.trials = 2
-    if "epsilons" in config:
-        config.epsilons = config.epsilons[:2]
-    if variant in ("early_stopping", "robustness"):
-        config.num_prompts = 64
-    if variant == "early_stopping":
-        config.steps_grid = (1, 20)
-    if variant == "robustness":
-        config.length = 8
-        config.powers = (2.0,)
-    for axis, values in {
-        "num_prompts": (64,),
-        "length": (8, 16),
-        "epsilon": (2.0, 4.0),
-    }.items():
-        if axis in config.get("axes", ()):
-            config.axes[axis] = values
-    if variant == "rates":
-        config.num_prompts, config.length = 64, 8
-        del config.axes.num_prompts, config.axes.dim  # every shape is compiled for itself
-    if variant == "useful":
-        config.length, config.steps = 8, 10
+_TINY = {
+    "low_dim": {"axes": {"num_prompts": (64,)}},
+    "high_dim": {"axes": {"num_prompts": (64,)}},
+    "useful": {"axes": {"num_prompts": (64,)}, "length": 8, "steps": 10},
+    "rates": {"axes": {"length": (8, 16), "epsilon": (2.0, 4.0)}, "num_prompts": 64, "length": 8},
+    "early_stopping": {"num_prompts": 64, "steps_grid": (1, 20)},
+    "robustness": {"num_prompts": 64, "length": 8, "powers": (2.0,)},
+    "text": {"dim": 5, "length": 3, "steps_grid": (2, 8)},
+}

@@ -13,12 +13,14 @@ trains the recurrent baselines. Expect 2.24 nats per character, and 2.15 without
 the table is in experiments/dp_transformer/README.md.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict, config_dict
 
-from configs import common
-from configs.common import mesh, non_private, parse_arg, reattention
+from configs import text
+from configs.common import non_private, parse_arg, reattention
 
-MEANINGS = common.MEANINGS | {
+MEANINGS = text.MEANINGS | {
     "data.held_out": "names to measure on",
     "model.mlp_dim": "width of the layer inside a block",
 }
@@ -26,73 +28,26 @@ MEANINGS = common.MEANINGS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
-    config = ConfigDict(
-        {
-            "experiment": "dp_transformer.language_model",
-            "epsilon": 3.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
-            "comparisons": config_dict.placeholder(bool),
-            "data": {
-                "kind": "surnames",
-                "path": config_dict.placeholder(str),
-                "held_out": 8000,
-                "split_seed": 0,
-                "limit": 0,
-            },
-            "model": {
-                "kind": "transformer",
-                "dim": 64,
-                "num_heads": 1,
-                "num_blocks": 2,
-                "mlp_dim": 128,
-                "tied": True,
-                "dropout": 0.0,
-            },
-            "reattention": reattention(),
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "steps": 400,
-                "batch_size": 2048,
-                "microbatch_size": 128,
-                "compute_dtype": "float32",
-                "learning_rate": 3e-3,
-                "warmup": 0.1,
-                "weight_decay": 1e-5,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 25,
-                "checkpoint_every": 50,
-            },
-            # As many names as the private row reads. The start and the rate were chosen by training names.
-            "non_private": non_private(steps=1600, batch_size=512, learning_rate=1e-2),
-            "prior": {"order": 4, "budget_fraction": 0.8},
-            "ngrams": (1, 2, 3, 4),
-            "train_loss": False,
-        }
-    )
+    config: Any = text.get_config(arg)
+    config.epsilon, config.reattention = 3.0, reattention()
+    config.data = {
+        "kind": "surnames",
+        "path": config_dict.placeholder(str),
+        "held_out": 200 if tiny else 8000,
+        "split_seed": 0,
+        "limit": 2000 if tiny else 0,
+    }
+    # As many names as the private row reads. The start and the rate were chosen by training names.
+    config.non_private = non_private(steps=1600, batch_size=512, learning_rate=1e-2)
+    config.model.mlp_dim = 32 if tiny else 128
+    del config.train.records_per_user
     if tiny:
-        config.update(
-            {
-                "data": {"held_out": 200, "limit": 2000},
-                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1, "mlp_dim": 32},
-                "train": {
-                    "steps": 6,
-                    "batch_size": 128,
-                    "microbatch_size": 64,
-                    "log_every": 2,
-                    "checkpoint_every": 2,
-                },
-                "non_private": {"steps": 4, "batch_size": 128},
-                "ngrams": (1, 2),
-                "prior": {"order": 2},
-            }
-        )
+        config.train.update({"steps": 6, "batch_size": 128, "microbatch_size": 64})
+        config.non_private.update({"steps": 4, "batch_size": 128})
+    else:
+        config.model.num_heads = 1
+        config.train.update({"steps": 400, "batch_size": 2048, "microbatch_size": 128})
+        config.prior.order, config.ngrams = 4, (1, 2, 3, 4)
     return config
 
 

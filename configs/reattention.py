@@ -12,10 +12,10 @@ For one noisy synthetic key at logit variance 1 expect E[S]/S of 1.57 without an
 The three ε of the sweep took 83 s on one core. The tables are in experiments/dp_transformer/README.md.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import common
-from configs.common import mesh, parse_arg, reattention
+from configs.common import begin, parse_arg, reattention, training
 
 MEANINGS = common.MEANINGS | {
     "table.samples": "draws of Table 1's samples",
@@ -35,11 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     config = ConfigDict(
         {
-            "experiment": "dp_transformer.distraction",
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
+            **begin("dp_transformer.distraction", epsilon=8.0, delta=1e-5),
             "table": {"samples": 1_000_000, "stds": (0.01, 0.1, 1.0)},
             "one_key": {
                 "dim": 16,
@@ -61,24 +57,13 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.0,
             },
             "reattention": reattention(enabled=True),
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "steps": 100,
-                "batch_size": 512,
-                "microbatch_size": 128,
-                "compute_dtype": "float32",
-                "learning_rate": 3e-3,
-                "warmup": 0.1,
-                "weight_decay": 1e-5,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 25,
-                "checkpoint_every": 50,
-            },
+            **training(
+                steps=100,
+                batch_size=512,
+                microbatch_size=128,
+                compute_dtype="float32",
+                learning_rate=3e-3,
+            ),
         }
     )
     if tiny:

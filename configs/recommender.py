@@ -53,7 +53,7 @@ The tables are in experiments/dp_transformer/README.md.
 from ml_collections import ConfigDict, config_dict
 
 from configs import common
-from configs.common import mesh, non_private, parse_arg, reattention, table
+from configs.common import begin, non_private, parse_arg, reattention, table, training
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 
@@ -84,11 +84,7 @@ def get_config(arg: str = "") -> ConfigDict:
     kind = variant.removesuffix("_warm")
     config = ConfigDict(
         {
-            "experiment": "dp_transformer.recommender",
-            "epsilon": 8.0,
-            "delta": 1e-3,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
+            **begin("dp_transformer.recommender", epsilon=8.0, delta=1e-3),
             "comparisons": variant != "table",
             "num_seeds": 1 if variant == "table" else 3,
             "popularity_budget_fraction": 0.5,
@@ -110,27 +106,18 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.2,
             },
             "reattention": reattention(),
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "loss": "all",
-                "steps": 30,
+            **training(
+                loss="all",
+                steps=30,
                 # Of a table by a rule, which looks at the number of users.
-                "batch_size": config_dict.placeholder(int) if kind == "table" else 256,
-                "microbatch_size": 32,
-                "compute_dtype": "float32",
-                "learning_rate": 1e-3,
-                "warmup": 0.2,
-                "weight_decay": 1e-5,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 10,
-                "checkpoint_every": 50,
-                "evaluate_every": 0,
-            },
+                batch_size=config_dict.placeholder(int) if kind == "table" else 256,
+                microbatch_size=32,
+                compute_dtype="float32",
+                learning_rate=1e-3,
+                warmup=0.2,
+                log_every=10,
+                evaluate_every=0,
+            ),
             "choice_budget_fraction": 0.01,
             "non_private": non_private(
                 steps=100,

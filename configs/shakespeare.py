@@ -14,88 +14,35 @@ expect 1.99 nats per character after four and a half minutes of one core; the ta
 experiments/dp_transformer/README.md.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict, config_dict
 
-from configs import common
-from configs.common import mesh, non_private, parse_arg, reattention
+from configs import text
+from configs.common import parse_arg
 
-MEANINGS = common.MEANINGS | {
+MEANINGS = text.MEANINGS | {
     "data.path": "the text; it is downloaded by default",
     "data.length": "characters of a window, which is a record",
     "data.held_out": "share of the text to measure on, its end",
-    "data.generated": "characters of a text that nobody wrote, in place of a file; 0 for none",
 }
 
 
 def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
-    config = ConfigDict(
-        {
-            "experiment": "dp_transformer.language_model",
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
-            "comparisons": True,
-            "data": {
-                "kind": "shakespeare",
-                "path": config_dict.placeholder(str),
-                "length": 64,
-                "held_out": 0.1,
-                "limit": 0,
-                "generated": 0,
-            },
-            "model": {
-                "kind": "transformer",
-                "dim": 64,
-                "num_heads": 4,
-                "num_blocks": 2,
-                "tied": True,
-                "dropout": 0.0,
-            },
-            "reattention": reattention(enabled=True, max_tokens=24),
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "steps": 150,
-                "batch_size": 512,
-                "microbatch_size": 64,
-                "compute_dtype": "float32",
-                "learning_rate": 3e-3,
-                "warmup": 0.1,
-                "weight_decay": 1e-5,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 25,
-                "checkpoint_every": 50,
-            },
-            "non_private": non_private(
-                steps=0, learning_rate=3e-3, tried={"start": ("scratch", "exact")}
-            ),
-            "prior": {"order": 4, "budget_fraction": 0.8},
-            "ngrams": (1, 2, 3, 4),
-            "train_loss": True,
-        }
-    )
-    if tiny:
-        config.update(
-            {
-                "data": {"length": 16, "generated": 4000},
-                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1},
-                "train": {
-                    "steps": 4,
-                    "batch_size": 32,
-                    "microbatch_size": 32,
-                    "log_every": 2,
-                    "checkpoint_every": 2,
-                },
-                "ngrams": (1, 2),
-                "prior": {"order": 2},
-            }
-        )
+    config: Any = text.get_config(arg)
+    config.comparisons = config.reattention.enabled = config.train_loss = True
+    config.data = {
+        "kind": "shakespeare",
+        "path": config_dict.placeholder(str),
+        "length": 16 if tiny else 64,
+        "held_out": 0.1,
+        "limit": 0,
+        "generated": 4000 if tiny else 0,
+    }
+    del config.train.records_per_user
+    if not tiny:
+        config.prior.order, config.ngrams = 4, (1, 2, 3, 4)
     return config
 
 

@@ -20,7 +20,7 @@ together. data.held_out is a share of the authors.
 from ml_collections import ConfigDict, config_dict
 
 from configs import common
-from configs.common import mesh, non_private, parse_arg, reattention
+from configs.common import begin, non_private, parse_arg, reattention, training
 
 MEANINGS = common.MEANINGS | {
     "data.alphabet": 'the characters there are: "ascii", "bytes", or the characters themselves',
@@ -34,11 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     config = ConfigDict(
         {
-            "experiment": "dp_transformer.language_model",
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "seed": 0,
-            "noise_seed": config_dict.placeholder(int),
+            **begin("dp_transformer.language_model", epsilon=8.0, delta=1e-5),
             "comparisons": config_dict.placeholder(bool),
             "data": {
                 "kind": "text",
@@ -63,25 +59,14 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.0,
             },
             "reattention": reattention(max_tokens=24),
-            "mesh": mesh(),
-            "log": config_dict.placeholder(str),
-            "train": {
-                "steps": 150,
-                "batch_size": 512,
-                "records_per_user": 4,
-                "microbatch_size": 64,
-                "compute_dtype": "float32",
-                "learning_rate": 3e-3,
-                "warmup": 0.1,
-                "weight_decay": 1e-5,
-                "l2_clip_norm": 1.0,
-                "normalize": True,
-                "accountant": "pld",
-                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
-                "secure": False,
-                "log_every": 25,
-                "checkpoint_every": 50,
-            },
+            **training(
+                steps=150,
+                batch_size=512,
+                records_per_user=4,
+                microbatch_size=64,
+                compute_dtype="float32",
+                learning_rate=3e-3,
+            ),
             "non_private": non_private(
                 steps=0, learning_rate=3e-3, tried={"start": ("scratch", "exact")}
             ),

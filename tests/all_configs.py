@@ -3,7 +3,7 @@
 import numpy as np
 
 from dpx.data import synthetic_histories
-from dpx.launch import records, sources
+from dpx.launch import records, run, sources
 
 
 def all_sources():
@@ -80,3 +80,9 @@ def configured(source, folder, **changes):
     given = FILES[source](folder) if source in FILES else {}
     config.update_from_flattened_dict(given | changes)
     return config
+
+
+def executed(config, source, workdir):
+    """The record of a whole run."""
+    run.prepare(config, source, workdir)
+    return run.execute(config, workdir)

@@ -1,7 +1,6 @@
 """Audited lower bounds on ε beside the claim, and the bounds where a fault is planted."""
 
 import functools
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +9,9 @@ import numpy as np
 from flax import nnx
 
 from dpx import audit, ngram, privacy
-from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
+from experiments import checks, guarantees, lines
 from experiments.audit import regression, whole
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
@@ -42,25 +41,16 @@ PLANTED = {f"fault_{name}": "planted: " + name.replace("_", " ") for name in FAU
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    if config.target not in _TARGETS:
-        raise ValueError(f"config.target={config.target!r} must be one of {tuple(_TARGETS)}")
-    if not 0 < config.confidence < 1:
-        raise ValueError(f"config.confidence={config.confidence} must be strictly between 0 and 1")
+    checks.choice(config, "target", _TARGETS)
+    # With every record in every batch, no step lacks the canary.
+    checks.share(config, "confidence", "sampling_probability")
+    checks.integers(config, "steps")
     for name in ("runs", "input_runs", "fault_runs", "canaries"):
         if config.get(name, 200) < 200:
             raise ValueError(
                 f"config.{name}={config[name]} must be at least 200: fewer prove nothing"
             )
-    if config.get("steps", 1) < 1:
-        raise ValueError(f"config.steps={config.steps} must be at least 1")
-    unknown = set(config.get("faults", ())) - set(FAULTS)
-    if unknown:
-        raise ValueError(f"config.faults has {sorted(unknown)}: use some of {', '.join(FAULTS)}")
-    # With every record in every batch, no step lacks the canary.
-    if not 0 < config.get("sampling_probability", 0.5) < 1:
-        raise ValueError(
-            f"config.sampling_probability={config.sampling_probability} must be strictly between 0 and 1"
-        )
+    checks.choice(config, "faults", FAULTS)
     if config.target == "recommender":
         histories = recommender_data.load(config)
         training.check(config.train, len(histories.items))
@@ -70,8 +60,7 @@ def plan(config) -> Plan:
     """One run of what is audited, and its noise."""
     if config.target == "ngram":
         budget = config.epsilon, config.delta
-        about = {"neighboring": privacy.ADD_OR_REMOVE_ONE, "unit": regression.UNIT}
-        spent = privacy.gaussian_guarantee(*budget, mechanism="n-gram counts", **about)
+        spent = guarantees.gaussian(*budget, "n-gram counts", regression.UNIT)
         return Plan(
             {RELEASE: spent}, {"noise_multiplier": privacy.gaussian_noise_multiplier(*budget)}
         )
@@ -236,29 +225,14 @@ def figures(records, folder: Path) -> list[Path]:
 
     Bounds beyond six times the largest claim are drawn there.
     """
-    plt = plotting.pyplot()
-    figure, axis = plt.subplots(figsize=(9, 5), constrained_layout=True)
-    records = sorted(records, key=lambda record: record.config["epsilon"])
     highest = 6 * max(record.config["epsilon"] for record in records)
-    for row, words in (TITLES | PLANTED).items():
-        found = [r.metrics for r in records if f"{row}/bound" in r.metrics]
-        if not found:
-            continue
-        x, y = ([metrics[f"{row}/{name}"] for metrics in found] for name in ("claim", "bound"))
-        style = (
-            {"marker": "x", "linestyle": "none"}
-            if row in PLANTED
-            else {"marker": "o", "markersize": 4}
-        )
-        axis.plot(x, np.clip(y, 1e-2, highest), label=words, **style)
-    claims = sorted({r.config["epsilon"] for r in records})
-    ends = np.array([claims[0] / math.sqrt(2), claims[-1] * math.sqrt(2)])
-    axis.plot(ends, ends, "k--", label="the claim")
-    axis.set(xscale="log", yscale="log", xlabel="claimed ε", ylabel="audited lower bound on ε")
-    ticks = [0.1, 0.3, 1, 2, 4, 8, 16, 32]
-    axis.set_xticks(claims, [f"{claim:g}" for claim in claims])
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_ylim(claims[0] / 10, highest * 1.2)
-    axis.minorticks_off()
-    figure.legend(fontsize=8, loc="outside right upper")
-    return [plotting.save(figure, folder / "audit.png", "What audits prove of the claimed ε")]
+    points = []
+    for record in records:
+        claim = record.config["epsilon"]
+        points.append(lines.Point(Measure("claim", "bound", claim), claim))
+        for found in (m for m in record.measures if m.metric == "bound"):
+            shown = Measure(found.row, "bound", float(np.clip(found.value, 1e-2, highest)))
+            points.append(lines.Point(shown, claim, "planted" if found.row in PLANTED else ""))
+    panel = lines.Panel(points, "claimed ε", "audited lower bound on ε")
+    title, titles = "What audits prove of the claimed ε", {"claim": "the claim"} | TITLES | PLANTED
+    return [lines.draw(folder / "audit.png", title, [panel], titles, dashed=("claim",))]

@@ -21,7 +21,7 @@ from dpx.nn import lora, pretrained
 from dpx.nn.pretrained import Decoder, DecoderSettings, padded
 from experiments.cross_attention.labelled import Documents
 from experiments.dp_transformer.documents import Bytes, check_kind
-from experiments.dp_transformer.pieces import in_pieces, kept, once
+from experiments.dp_transformer.pieces import bytes_of, in_pieces, kept, once
 
 _PIECE = 16  # texts that are read at a time
 _WIDTH = 8  # of which the number of tokens of a piece is a multiple
@@ -47,9 +47,7 @@ def check(language, num_groups: int) -> None:
 
 def model_files(language) -> list[np.ndarray]:
     """The bytes of the model's files."""
-    if language.kind != "pretrained":
-        return []
-    return [np.memmap(path, np.uint8, "r") for path in pretrained.files(_path(language))]
+    return bytes_of(_path(language)) if language.kind == "pretrained" else []
 
 
 def in_words(

@@ -10,14 +10,10 @@ import optax
 import dpx
 from dpx import cross_attention
 from dpx.noise import release
-from dpx.privacy import (
-    ADD_OR_REMOVE_ONE,
-    PrivacyGuarantee,
-    gaussian_guarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import Keys
 from dpx.training.calibration import calibrate
+from experiments import checks, guarantees
 from experiments.cross_attention.labelled import Documents
 
 UNIT = "row of (K, V)"  # a document
@@ -64,9 +60,13 @@ def class_means(
 
 def guarantee(epsilon: float, delta: float, mechanism: str, unit: str = UNIT) -> PrivacyGuarantee:
     """Of one Gaussian release about documents that come or go."""
-    return gaussian_guarantee(
-        epsilon, delta, neighboring=ADD_OR_REMOVE_ONE, unit=unit, mechanism=mechanism
-    )
+    return guarantees.gaussian(epsilon, delta, mechanism, unit)
+
+
+def check_regression(config) -> None:
+    """Raises ValueError for a section `regression` that cannot be used."""
+    checks.integers(config, "regression.steps", "regression.batch_size")
+    checks.positive(config, "regression.learning_rate", "regression.l2_clip_norm")
 
 
 def plan_regression(config, num_documents: int, unit: str = UNIT) -> PrivacyGuarantee:

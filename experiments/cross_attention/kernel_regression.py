@@ -6,6 +6,7 @@ coordinates. Its value is its price, scaled to ±1. All bounds are public consta
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,12 @@ import numpy as np
 
 import dpx.attention
 from dpx import cross_attention
-from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.noise import release
-from dpx.privacy import (
-    REPLACE_ONE,
-    PrivacyGuarantee,
-    gaussian_guarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments import checks, guarantees
 
 FIELDS = ("carat", "depth", "table")
 LOW, HIGH = np.array([0.2, 50.0, 50.0]), np.array([5.2, 75.0, 80.0])
@@ -51,17 +47,10 @@ NOT_COVERED = [
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
-    for name in ("largest_logit", "side_weight"):
-        if not config.kernel[name] > 0:
-            raise ValueError(f"config.kernel.{name}={config.kernel[name]} must be positive")
-    if config.kernel.degree < 0 or config.kernel.degree % 2:
-        raise ValueError(f"config.kernel.degree={config.kernel.degree} must be even")
-    if min(config.data.limit, config.data.held_out) < 1:
-        raise ValueError("config.data.limit and config.data.held_out must be at least 1")
-    if config.regularization < 0:
-        raise ValueError(f"config.regularization={config.regularization} must not be negative")
+    checks.positive(config, "kernel.largest_logit", "kernel.side_weight")
+    checks.each(config, "kernel.degree", least=0, even=True)
+    checks.integers(config, "data.limit", "data.held_out")
+    checks.positive(config, "regularization", zero=True)
 
 
 def plan(config) -> Plan:
@@ -115,22 +104,13 @@ def run(config, workdir: Path) -> Outcome:
         "dp_linear_regression": _design(test) @ weights,
         "linear_regression": _design(test) @ least_squares,
     }
-    measures = []
-    for name, predicted in predictions.items():
-        price = (np.clip(np.asarray(predicted, np.float64), -1, 1) + 1) * MAX_PRICE / 2
-        error = price - test[:, -1]
-        r2 = 1 - np.square(error).mean() / test[:, -1].var()
-        measures += [
-            Measure(name, "mean_absolute_error", float(np.abs(error).mean())),
-            Measure(name, "r2", float(r2)),
-        ]
     releases = {
         "sketch": sketch.guarantee,
         "dp_mean": mean.guarantee,
         "dp_linear_regression": regression,
     }
     return Outcome(
-        measures=measures,
+        measures=errors_of_prices(predictions, test),
         headline=sketch.guarantee,
         releases=releases,
         not_covered=NOT_COVERED,
@@ -138,6 +118,18 @@ def run(config, workdir: Path) -> Outcome:
         headline_row="sketch",
         comparisons=[Comparison("mean_absolute_error", ["dp_mean", "dp_linear_regression"])],
     )
+
+
+def errors_of_prices(predictions: Mapping[str, Any], test: np.ndarray) -> list[Measure]:
+    """How far prices of sales, as values within ±1, are from what was paid, by row."""
+    measures = []
+    for name, predicted in predictions.items():
+        price = (np.clip(np.asarray(predicted, np.float64), -1, 1) + 1) * MAX_PRICE / 2
+        error = price - test[:, -1]
+        r2 = 1 - np.square(error).mean() / test[:, -1].var()
+        measures.append(Measure(name, "mean_absolute_error", float(np.abs(error).mean())))
+        measures.append(Measure(name, "r2", float(r2)))
+    return measures
 
 
 def exact_attention(Q: np.ndarray, K: np.ndarray, V: np.ndarray, logit: float) -> np.ndarray:
@@ -192,14 +184,9 @@ def private_regression(
 
 
 def _guarantee(epsilon: float, delta: float, mechanism: str) -> PrivacyGuarantee:
-    return gaussian_guarantee(
-        epsilon,
-        delta,
-        neighboring=REPLACE_ONE,
-        unit=UNIT,
-        mechanism=mechanism,
-        assumptions=("the number of rows is public",),
-    )
+    about: dict[str, Any] = {"neighboring": REPLACE_ONE}
+    about["assumptions"] = ("the number of rows is public",)
+    return guarantees.gaussian(epsilon, delta, mechanism, UNIT, **about)
 
 
 def _squared_norm() -> int:

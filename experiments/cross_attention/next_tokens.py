@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpx
-from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import Sketch
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.cross_attention.token_memory import (
     Positions,
     as_sketch,
@@ -78,9 +78,7 @@ class Cost(NamedTuple):
 
 def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
-    docs.check(config.data)
+    docs.check(config)
     if config.data.user is not None and config.data.record == "window":
         raise ValueError(
             "config.data.record='window' must be another one with config.data.user: all texts of a user are "
@@ -92,14 +90,10 @@ def validate(config) -> None:
             "secret; those of config.data.path are private"
         )
     tuned_text.check(config)
-    for name in ("dim", "num_classes", "public", "draws"):
-        check_integer(config[name], f"config.{name}")
-    for name in ("largest_logit", "exact_logit"):
-        check_positive(config[name], f"config.{name}")
-    if config.degree < 0 or config.degree % 2:
-        raise ValueError(f"config.degree={config.degree} must be even: use 2")
-    if not 0 < config.clip_quantile < 1:
-        raise ValueError(f"config.clip_quantile={config.clip_quantile} must be a share in (0, 1)")
+    checks.integers(config, "dim", "num_classes", "public", "draws")
+    checks.positive(config, "largest_logit", "exact_logit")
+    checks.each(config, "degree", least=0, even=True)
+    checks.share(config, "clip_quantile")
     language = tuned_text.build(config)
     if (model := language.model()).first_adapted < model.settings.num_layers:
         raise ValueError(

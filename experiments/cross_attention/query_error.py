@@ -11,18 +11,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
-import dpx.attention
 from dpx import cross_attention
-from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
-from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments import checks, guarantees
 from experiments.cross_attention import figures as drawing
+from experiments.cross_attention.table import exact_attention
+from experiments.repeated import measure
 
 OWN_AXES = tuple(drawing.AXES)
 TITLES = {
@@ -51,31 +51,19 @@ class Cell(NamedTuple):
     def measure(self, errors: list[float]) -> Measure:
         """The mean error over memories, and its standard error."""
         settings = {self.setting: self.value} if self.setting else {}
-        error = float(stats.sem(errors)) if len(errors) > 1 else None
-        return Measure(self.row, "error", float(np.mean(errors)), error, settings)
+        return measure(self.row, "error", errors, settings)
 
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
     if config.delta > 0.5:
         raise ValueError(f"config.delta={config.delta} must be at most 1/2 for the paper's trees")
-    for name in ("trials", "num_queries"):
-        if config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    if config.data.n < 2 or config.data.dim < 1:
-        raise ValueError(
-            f"config.data.n={config.data.n} must be at least 2 and dim={config.data.dim} at least 1"
-        )
-    if not config.data.key_bound > 0:
-        raise ValueError(f"config.data.key_bound={config.data.key_bound} must be positive")
-    if any(degree < 0 or degree % 2 for degree in config.degrees):
-        raise ValueError(f"config.degrees={config.degrees} must be even")
-    if any(count < 1 for count in config.query_counts):
-        raise ValueError(f"config.query_counts={config.query_counts} must be positive")
-    if min(config.tree.degree, config.tree.copies, config.tree.bins) < 1:
-        raise ValueError("config.tree.degree, copies and bins must be at least 1")
+    checks.integers(config, "data.n", least=2)
+    checks.integers(config, "trials", "num_queries", "data.dim")
+    checks.integers(config, "tree.degree", "tree.copies", "tree.bins")
+    checks.positive(config, "data.key_bound")
+    checks.each(config, "degrees", least=0, even=True)
+    checks.each(config, "query_counts", least=1)
     PolynomialFeatures(config.data.dim, config.tree.degree)
 
 
@@ -93,13 +81,8 @@ def plan(config) -> Plan:
         "sketch_sensitivity": change,
         "sketch_noise_std": multiplier * change,
     }
-    gaussian = gaussian_guarantee(
-        config.epsilon,
-        config.delta,
-        neighboring=domain.neighboring,
-        unit="row of (K, V)",
-        mechanism="Gaussian mechanism",
-    )
+    about = config.epsilon, config.delta, "Gaussian mechanism", "row of (K, V)"
+    gaussian = guarantees.gaussian(*about, neighboring=domain.neighboring)
     cells = [
         *_mechanisms(config),
         Cell("dp_mean"),
@@ -107,9 +90,7 @@ def plan(config) -> Plan:
     ]
     plain = {Cell("tree_laplace"), Cell("tree_paper")}  # truncated noise has no event
     releases = {
-        cell.measure([0.0]).place: dataclasses.replace(gaussian, event=None)
-        if cell in plain
-        else gaussian
+        cell.place: dataclasses.replace(gaussian, event=None) if cell in plain else gaussian
         for cell in cells
     }
     return Plan(releases, parameters)
@@ -136,7 +117,7 @@ def run(config, workdir: Path) -> Outcome:
     for trial in range(config.trials):
         print(f"memory {trial + 1} of {config.trials}: building and asking", flush=True)
         K, V, Q = _draw(config, trial)
-        exact = _exact(Q, K, V)
+        exact = exact_attention(Q, K, V, 1 / K.shape[-1])
 
         def noise(cell, trial=trial):
             return keys.noise(f"{cell.place} of memory {trial}")
@@ -208,12 +189,6 @@ def _draw(config, trial: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     unit = rng.random((config.data.n, config.data.dim), np.float32)
     queries = rng.random((config.num_queries, config.data.dim), np.float32)
     return config.data.key_bound * unit, 2 * unit - 1, config.data.key_bound * queries
-
-
-@jax.jit
-def _exact(Q, K, V) -> jax.Array:
-    attend = lambda q: dpx.attention.dot_product_attention(q[None], K, V, scale=1 / K.shape[-1])[0]  # noqa: E731
-    return jax.lax.map(attend, Q, batch_size=50)
 
 
 def _timed(call):

@@ -17,18 +17,23 @@ import optax
 from flax import nnx
 
 import dpx
-from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import baselines
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Outcome, Plan
 from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import (
     REPLACE_ONE,
     gaussian_epsilon,
-    gaussian_guarantee,
     gaussian_noise_multiplier,
 )
 from dpx.training import keys as secrets
-from experiments.cross_attention.kernel_regression import HIGH, LOW, MAX_PRICE, load_diamonds
+from experiments import checks, guarantees
+from experiments.cross_attention.kernel_regression import (
+    HIGH,
+    LOW,
+    MAX_PRICE,
+    errors_of_prices,
+    load_diamonds,
+)
 
 HEADS = 4
 UNIT = "row of the memory"
@@ -108,21 +113,16 @@ class Reader(nnx.Module):
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
-    for name in ("data.limit", "data.held_out", "model.dim", "model.num_blocks"):
-        section, field = name.split(".")
-        check_integer(config[section][field], f"config.{name}")
-    for name in ("steps", "tasks", "rows"):
-        check_integer(config.public_training[name], f"config.public_training.{name}")
-    check_positive(config.public_training.learning_rate, "config.public_training.learning_rate")
+    checks.integers(config, "data.limit", "data.held_out", "model.dim", "model.num_blocks")
+    about = (f"public_training.{name}" for name in ("steps", "tasks", "rows"))
+    checks.integers(config, *about)
+    checks.positive(config, "public_training.learning_rate")
 
 
 def plan(config) -> Plan:
     """What a run will release: one budget for the memories of all blocks, and another for the mean."""
-    spent = gaussian_guarantee(
-        config.epsilon, config.delta, neighboring=REPLACE_ONE, unit=UNIT, mechanism="memories"
-    )
+    about = config.epsilon, config.delta, "memories", UNIT
+    spent = guarantees.gaussian(*about, neighboring=REPLACE_ONE)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     parameters = {"noise_multiplier_of_a_block": multiplier * config.model.num_blocks**0.5}
     return Plan({"reader": spent, "dp_mean": spent}, parameters)
@@ -146,19 +146,10 @@ def run(config, workdir: Path) -> Outcome:
         ),
         "dp_mean": jnp.broadcast_to(mean.values[0], len(x)),
     }
-    measures = []
-    for name, predicted in predictions.items():
-        price = (np.clip(np.asarray(predicted, np.float64), -1, 1) + 1) * MAX_PRICE / 2
-        error = price - test[:, -1]
-        r2 = 1 - np.square(error).mean() / test[:, -1].var()
-        measures += [
-            Measure(name, "mean_absolute_error", float(np.abs(error).mean())),
-            Measure(name, "r2", float(r2)),
-        ]
     spent = reader.guarantee(config.delta)
     releases = {"reader": spent, "dp_mean": dataclasses.replace(mean.guarantee, unit=spent.unit)}
     return Outcome(
-        measures=measures,
+        measures=errors_of_prices(predictions, test),
         headline=releases["reader"],
         releases=releases,
         not_covered=NOT_COVERED,

@@ -18,14 +18,15 @@ from scipy.special import softmax
 import dpx
 from dpx import _storage as storage
 from dpx import cross_attention
-from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
-from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments import checks, guarantees
 from experiments.cross_attention import answers, labelled, rivals, votes
 from experiments.cross_attention.classifiers import (
     UNIT,
     accuracy,
+    check_regression,
     class_means,
     guarantee,
     logits,
@@ -67,19 +68,11 @@ NOT_COVERED = [
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
-    check_choice(config.neighboring, "config.neighboring", ("add_or_remove_one", "replace_one"))
-    check_integer(config.expected_records, "config.expected_records")
-    for name in ("query_counts", "neighbours"):
-        if any(count < 1 for count in config[name]):
-            raise ValueError(f"config.{name}={tuple(config[name])} must be positive")
-    if config.largest_logit is not None:
-        check_positive(config.largest_logit, "config.largest_logit")
-    for name in ("steps", "batch_size"):
-        check_integer(config.regression[name], f"config.regression.{name}")
-    for name in ("learning_rate", "l2_clip_norm"):
-        check_positive(config.regression[name], f"config.regression.{name}")
+    checks.choice(config, "neighboring", ("add_or_remove_one", "replace_one"))
+    checks.integers(config, "expected_records")
+    checks.each(config, "query_counts", "neighbours", least=1)
+    checks.positive(config, "largest_logit")
+    check_regression(config)
     labelled.check(config)
     answers.check(config.language, labelled.num_groups(config))
 
@@ -88,8 +81,8 @@ def plan(config) -> Plan:
     """What a run will release, and what the expected error chooses from public numbers."""
     found = _expected(config)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
-    memory = gaussian_guarantee(
-        **budget, neighboring=config.neighboring, unit=UNIT, mechanism="sketch"
+    memory = guarantees.gaussian(
+        **budget, mechanism="sketch", unit=UNIT, neighboring=config.neighboring
     )
     releases = dict.fromkeys(_memories(config), memory)
     if _all_rows(config):
@@ -254,9 +247,7 @@ class Memory(NamedTuple):
         return [dict(zip(self.names, row, strict=True)) for row in shares.tolist()]
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Accuracy against the number of queries, beside what is paid for by each of them."""
-    return rivals.draw(records, folder)
+figures = rivals.draw
 
 
 def load(config, workdir: Path) -> Memory:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from dpx.launch import plotting
+from dpx.launch.experiment import Measure
+from experiments import lines
+from experiments.repeated import over_runs
 
 LEVELS = ("sketch", "class_means", "logistic_regression", "majority")  # for any number of queries
 PAID = ("fresh_noise", "nearest")
@@ -22,28 +23,27 @@ def draw(runs: Sequence[Any], folder: Path) -> list[Path]:
             groups[run.config["epsilon"]].append(run)
     if not groups:
         return []
-    size = (max(3.4 * len(groups), 7), 5)
-    figure, panels = plotting.pyplot().subplots(
-        1, len(groups), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    for axes, (epsilon, of) in zip(panels[0], sorted(groups.items()), strict=True):
-        levels, paid = _levels(of), best_paid(of)
-        for (row, level), style in zip(levels.items(), ("-", "--", ":", "-."), strict=False):
-            color = f"C{LEVELS.index(row)}"
-            axes.axhline(level, color=color, linestyle=style, label=of[0].titles[row])
-        for row, points in paid.items():
-            xs = sorted(points)
-            means, errors = zip(*(points[x] for x in xs), strict=True)
-            color, label = f"C{len(LEVELS) + PAID.index(row)}", of[0].titles[row]
-            axes.errorbar(xs, means, yerr=errors, marker="o", color=color, capsize=2, label=label)
-        words = _words(wins_from(paid, levels["sketch"]))
-        axes.set(xscale="log", xlabel="number of queries", title=f"ε = {epsilon:g}\n{words}")
-        axes.title.set_fontsize("small")
-    panels[0, 0].set_ylabel("accuracy")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize="small")
+    panels = []
+    for epsilon, of in sorted(groups.items()):
+        paid, points = (
+            best_paid(of),
+            [
+                lines.Point(measure, None)
+                for run in of
+                for measure in run.measures
+                if measure.row in LEVELS
+            ],
+        )
+        for row, by_count in paid.items():
+            for count, (value, error) in by_count.items():
+                points.append(lines.Point(Measure(row, "accuracy", value, error), count))
+        level, _ = over_runs([p.measure for p in points if p.measure.row == "sketch"])
+        title = f"ε = {epsilon:g}\n{_words(wins_from(paid, level))}"
+        panels.append(lines.Panel(points, "number of queries", "accuracy", title))
+    path = folder / "accuracy_against_queries.png"
     title = "Accuracy against the number of queries that the budget has to last for"
-    return [plotting.save(figure, folder / "accuracy_against_queries.png", title)]
+    of_rows = {row: runs[0].titles[row] for row in (*LEVELS, *PAID)}
+    return [lines.draw(path, title, panels, of_rows, dashed=LEVELS, sharey=True)]
 
 
 def best_paid(runs: Sequence[Any]) -> dict[str, dict[int, tuple[float, float]]]:
@@ -52,14 +52,12 @@ def best_paid(runs: Sequence[Any]) -> dict[str, dict[int, tuple[float, float]]]:
     The best k is chosen on those who ask, in favour of what the memory is compared with.
     """
     found: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for run in runs:
-        for measure in run.measures:
-            if measure.row in PAID:
-                about = measure.settings
-                found[measure.row][about["queries"]][about.get("neighbours")].append(measure.value)
+    for measure in (m for run in runs for m in run.measures if m.row in PAID):
+        about = measure.settings
+        found[measure.row][about["queries"]][about.get("neighbours")].append(measure)
     return {
         row: {
-            queries: max((float(np.mean(x)), _error(x)) for x in by_neighbours.values())
+            queries: max(over_runs(measures) for measures in by_neighbours.values())
             for queries, by_neighbours in of_row.items()
         }
         for row, of_row in found.items()
@@ -104,16 +102,3 @@ def _words(when: float | None) -> str:
     if when == 0:
         return "the memory clearly wins at all numbers"
     return f"the memory clearly wins from {float(f'{when:.1g}'):,.0f} queries"
-
-
-def _levels(runs: Sequence[Any]) -> dict[str, float]:
-    values = defaultdict(list)
-    for run in runs:
-        for measure in run.measures:
-            if measure.row in LEVELS:
-                values[measure.row].append(measure.value)
-    return {row: float(np.mean(values[row])) for row in LEVELS if row in values}
-
-
-def _error(values: list[float]) -> float:
-    return float(stats.sem(values)) if len(values) > 1 else 0.0

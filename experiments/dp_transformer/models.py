@@ -13,8 +13,8 @@ from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
-from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training import checkpoints
+from experiments import checks, guarantees
 from experiments.dp_transformer import training
 
 KINDS = ("transformer", "gru", "lstm")
@@ -23,11 +23,9 @@ PROBABILITIES = ("release", "uniform", "public")
 
 def check(config, num_tokens: int) -> None:
     """Raises ValueError or FileNotFoundError for sections `model` and `reattention` that cannot be used."""
-    if config.model.kind not in KINDS:
-        raise ValueError(f"config.model.kind={config.model.kind!r} must be one of {KINDS}")
+    checks.choice(config, "model.kind", KINDS)
     # What the models do not check themselves: a width of 0 is none given to them.
-    if (width := config.model.get("mlp_dim")) is not None and width < 1:
-        raise ValueError(f"config.model.mlp_dim={width} must be at least 1")
+    checks.integers(config, "model.mlp_dim")
     try:
         nnx.eval_shape(lambda: build(config, num_tokens, length=1, seed=0))
     except ValueError as error:
@@ -39,18 +37,15 @@ def check(config, num_tokens: int) -> None:
         raise ValueError(
             f"config.reattention.enabled needs attention, which model.kind={config.model.kind!r} has not"
         )
-    if ours.probabilities not in PROBABILITIES:
-        raise ValueError(
-            f"config.reattention.probabilities={ours.probabilities!r} must be one of {PROBABILITIES}"
-        )
+    checks.choice(config, "reattention.probabilities", PROBABILITIES)
     if ours.probabilities == "release" and not 0 < ours.budget_fraction < 1:
         raise ValueError(
             f"config.reattention.budget_fraction={ours.budget_fraction} buys no token probabilities, "
             "without which epsilon says "
             "nothing about the error of an embedding: use a share in (0, 1), or probabilities='uniform'"
         )
-    if ours.max_tokens < 1 or not ours.scale >= 0:
-        raise ValueError("config.reattention.max_tokens must be at least 1 and scale at least 0")
+    checks.integers(config, "reattention.max_tokens")
+    checks.positive(config, "reattention.scale", zero=True)
     if ours.probabilities == "public":
         _public(ours.path, num_tokens)
 
@@ -190,13 +185,9 @@ def plan(
     for row in rows:
         own = {} if choice is None or row != rows[-1] else {"choice of a model": choice}
         if row == "dp_reattention" and config.reattention.probabilities == "release":
-            own["token probabilities"] = gaussian_guarantee(
-                config.reattention.budget_fraction * config.epsilon,
-                config.delta,
-                neighboring=ADD_OR_REMOVE_ONE,
-                unit=unit,
-                mechanism="token probabilities",
-            )
+            spent = config.reattention.budget_fraction * config.epsilon
+            label = "token probabilities"
+            own[label] = guarantees.gaussian(spent, config.delta, label, unit)
         found = _shared(config, num_records, unit, (), prior, own)
         releases[row] = found.alone
         if not parameters:

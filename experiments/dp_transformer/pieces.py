@@ -1,12 +1,15 @@
-"""Rows that are read some at a time, and always as many, and what is kept of reading them."""
+"""What models of texts share: rows that are read as many at a time, and what is kept of reading them."""
 
 import functools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
+
+from dpx.nn import pretrained
 
 
 def in_pieces(function: Callable[[np.ndarray], Any], count: int, size: int) -> np.ndarray:
@@ -20,9 +23,29 @@ def in_pieces(function: Callable[[np.ndarray], Any], count: int, size: int) -> n
       count: How many rows there are.
       size: How many are read at a time. It must not follow from a private number.
     """
-    starts = range(0, count, size)
-    found = [np.asarray(function(np.arange(start, start + size) % count)) for start in starts]
-    return np.concatenate(found)[:count]
+    found = np.empty(0)
+    for start in range(0, count, size):
+        piece = np.asarray(function(np.arange(start, start + size) % count))
+        if start == 0:  # one array: it can be large
+            found = np.empty((count, *piece.shape[1:]), piece.dtype)
+        found[start : start + size] = piece[: count - start]
+    return found
+
+
+def inputs(known: Any, tokens: np.ndarray) -> np.ndarray:
+    """The predecessor of each token of records (n, L); that of the first is `known.start`."""
+    first = np.full((len(tokens), 1), known.start, np.int32)
+    return np.concatenate([first, tokens[:, :-1]], axis=1)
+
+
+def weight(before, targets, mask):
+    """The part of the width that one record fills, by which losses of records are averaged."""
+    return mask.sum() / len(targets)
+
+
+def bytes_of(path: Path | str) -> list[np.ndarray]:
+    """The bytes of the files of a pretrained model: a run that resumes has to find the same ones."""
+    return [np.memmap(file, np.uint8, "r") for file in pretrained.files(path)]
 
 
 def once(read: Callable[[list[str]], np.ndarray]) -> Callable[[Sequence[str]], np.ndarray]:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import _watch
 from dpx._validate import check_decay
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
+from experiments import checks
 from experiments.dp_transformer.pieces import in_pieces
+from experiments.repeated import measure
 
 ASSUMPTION = "the number of users whose item is held out is public"
 _USERS_AT_ONCE = 512
@@ -20,13 +21,8 @@ _USERS_AT_ONCE = 512
 
 def check(config) -> None:
     """Raises ValueError for a section `evaluate`, or a number of seeds, that cannot be used."""
-    if config.evaluate.split not in ("test", "validation"):
-        raise ValueError(
-            f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
-        )
-    for name, value in (("num_seeds", config.num_seeds), ("evaluate.k", config.evaluate.k)):
-        if value < 1:
-            raise ValueError(f"config.{name}={value} must be at least 1")
+    checks.choice(config, "evaluate.split", ("test", "validation"))
+    checks.integers(config, "num_seeds", "evaluate.k")
     check_decay(config.popularity_age_decay, "config.popularity_age_decay")
 
 
@@ -112,15 +108,7 @@ def measures(results: Iterable[tuple[str, dict[str, float]]]) -> list[Measure]:
     for row, found in results:
         for metric, value in found.items():
             values.setdefault((row, metric), []).append(value)
-    return [
-        Measure(
-            row,
-            metric,
-            float(np.mean(repeated)),
-            float(stats.sem(repeated)) if len(repeated) > 1 else None,
-        )
-        for (row, metric), repeated in values.items()
-    ]
+    return [measure(*name, repeated) for name, repeated in values.items()]
 
 
 def words(config) -> str:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx import _validate
 from dpx.data import Histories
 from dpx.launch.experiment import Candidate, Comparison, Outcome, Plan, compares
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.dp_transformer import (
     choice,
     models,
@@ -35,13 +35,10 @@ NOT_COVERED = [
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
-    if config.train.loss not in ("last", "all"):
-        raise ValueError(f"config.train.loss={config.train.loss!r} must be 'last' or 'all'")
-    if not 0 <= config.popularity_budget_fraction < 1:
-        raise ValueError(
-            f"config.popularity_budget_fraction={config.popularity_budget_fraction} must be in [0, 1)"
-        )
-    _validate.check_integer(config.data.max_length, "config.data.max_length")
+    checks.choice(config, "train.loss", ("last", "all"))
+    checks.share(config, "popularity_budget_fraction", zero=True)
+    checks.integers(config, "data.max_length")
+    checks.integers(config, "train.evaluate_every", least=0)
     ranking.check(config)
     choice.check(config)
     histories = recommender_data.load(config)
@@ -49,10 +46,6 @@ def validate(config) -> None:
     models.check(config, histories.num_items)
     warm_start.check(config, histories.num_items)
     training.check_both(config, len(histories.items))
-    if config.train.evaluate_every < 0:
-        raise ValueError(
-            f"config.train.evaluate_every={config.train.evaluate_every} must be at least 0"
-        )
     training.warn_about_delta(config.delta, len(histories.items))
 
 
@@ -146,14 +139,7 @@ def candidate(config) -> Candidate:
     )
 
 
-def load(config, workdir: Path) -> next_item.PrivateRecommender:
-    """The private model that a run left (of its first seed); reads the run's folder alone."""
-    return next_item.load(config, workdir)
-
-
-def figures(records, folder: Path) -> list[Path]:
-    """Rows against ε, during training, over a grid, and with or without a shared embedding."""
-    return recommender_figures.draw(records, folder)
+load, figures = next_item.load, recommender_figures.draw
 
 
 def _notes(config, train: Histories) -> str:

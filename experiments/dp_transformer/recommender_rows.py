@@ -16,6 +16,7 @@ from dpx.data import Histories
 from dpx.launch.experiment import Plan, compares
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
+from experiments import guarantees
 from experiments.dp_transformer import (
     choice,
     models,
@@ -234,13 +235,7 @@ def plan(config, num_users: int, assumptions: tuple[str, ...]) -> Plan:
     """What all repetitions will release: the labels are those of what `recommender.run` composes."""
 
     def histogram(epsilon: float, delta: float = config.delta) -> privacy.PrivacyGuarantee:
-        return privacy.gaussian_guarantee(
-            epsilon,
-            delta,
-            neighboring=privacy.ADD_OR_REMOVE_ONE,
-            unit=UNIT,
-            mechanism="item popularity, or transitions",
-        )
+        return guarantees.gaussian(epsilon, delta, "item popularity, or transitions", UNIT)
 
     once, prior, compared = {}, None, compares(config)
     if compared:

@@ -16,8 +16,8 @@ from absl import app
 from ml_collections import ConfigDict
 
 import dpx
-from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training import Allocation, Poisson
+from experiments import guarantees
 from experiments.dp_transformer import feature_center, recommender_rows
 from experiments.dp_transformer.training import make_private
 
@@ -100,8 +100,7 @@ def noise(training: Training, config: Any, sampling: str) -> float:
     start = None
     if config.get("prior") and config.prior.budget_fraction:
         spent = config.prior.budget_fraction * config.epsilon
-        about = {"neighboring": ADD_OR_REMOVE_ONE, "unit": "record", "mechanism": "n-gram counts"}
-        start = gaussian_guarantee(spent, config.delta, **about)
+        start = guarantees.gaussian(spent, config.delta, "n-gram counts", "record")
     if config.get("center_budget_fraction"):
         start = feature_center.guarantee(config, "record", ())
     found, _ = make_private(config.train, *budget, training.records, "record", (), beside=start)

@@ -14,7 +14,7 @@ from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import models, record_probability
 from experiments.dp_transformer.corpus import Public
-from experiments.dp_transformer.pieces import in_pieces
+from experiments.dp_transformer.pieces import in_pieces, inputs
 
 _RECORDS_AT_ONCE = 500
 
@@ -90,12 +90,6 @@ def _nats(log_probs: np.ndarray, records) -> float:
     return -math.fsum(log_probs.tolist()) / int(records.mask.sum())
 
 
-def inputs(public: Public, tokens: np.ndarray) -> np.ndarray:
-    """Each token's predecessor."""
-    first = np.full((len(tokens), 1), public.start, np.int32)
-    return np.concatenate([first, tokens[:, :-1]], axis=1)
-
-
 def _picked_log_probs(logits, targets):
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
@@ -124,8 +118,3 @@ def loss(public: Public, graph, table, noise_std, params, inputs, targets, mask,
     """
     logits = _logits(public, graph, table, noise_std, params, inputs, key)
     return -jnp.where(mask, _picked_log_probs(logits, targets), 0).sum() / len(targets)
-
-
-def weight(inputs, targets, mask):
-    """The part of the width that one record fills."""
-    return mask.sum() / len(targets)

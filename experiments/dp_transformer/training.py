@@ -1,6 +1,5 @@
 """The training section of a config: its checks, its optimizer, its calibration, and a run of the loop."""
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import optax
 
 import dpx
-from dpx import _validate
 from dpx.data.records import num_units, of_units
 from dpx.noise import stream
 from dpx.training import loop, precision
@@ -22,6 +20,7 @@ from dpx.training.layout import Layout, as_mesh, share, whole
 from dpx.training.log import Monitoring
 from dpx.training.sampling import NAMES
 from dpx.training.users import numbered
+from experiments import checks
 from experiments.dp_transformer import without_privacy
 
 __all__ = [
@@ -146,18 +145,14 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
     precision.check(config.get("compute_dtype"), f"{name}.compute_dtype")
     if config.get("secure", False):
         stream.check()
-    for key in ("steps", "microbatch_size", "log_every", "checkpoint_every", "records_per_user"):
-        if config.get(key, 1) < 1:
-            raise ValueError(f"{name}.{key}={config[key]} must be at least 1")
-    for key in ("learning_rate", "l2_clip_norm"):
-        if not 0 < config[key] < math.inf:
-            raise ValueError(f"{name}.{key}={config[key]} must be positive and finite")
+    counts = ("steps", "microbatch_size", "log_every", "checkpoint_every", "records_per_user")
+    checks.integers(config, *counts, prefix=name)
+    checks.positive(config, "learning_rate", "l2_clip_norm", prefix=name)
+    checks.positive(config, "weight_decay", zero=True, prefix=name)
     if not 0 <= config.warmup <= 1:
         raise ValueError(f"{name}.warmup={config.warmup} must be a share of the steps, in [0, 1]")
-    _validate.check_positive(config.weight_decay, f"{name}.weight_decay", zero=True)
-    if config.accountant not in ("pld", "rdp"):
-        raise ValueError(f"{name}.accountant={config.accountant!r} must be 'pld' or 'rdp'")
-    _validate.check_choice(config.get("sampling", "poisson"), f"{name}.sampling", NAMES)
+    checks.choice(config, "accountant", ("pld", "rdp"), prefix=name)
+    checks.choice(config, "sampling", NAMES, prefix=name)
     if config.accountant == "rdp" and config.get("sampling") == "allocation":
         raise ValueError(f"{name}.accountant='rdp' must be 'pld' with {name}.sampling='allocation'")
 

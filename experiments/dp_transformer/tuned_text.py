@@ -16,9 +16,10 @@ from dpx.nn import lora, peft, pretrained
 from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.nn.transformer import generate
 from dpx.training import checkpoints
+from experiments import checks
 from experiments.dp_transformer import record_probability
 from experiments.dp_transformer.documents import Bytes, Documents, check_kind
-from experiments.dp_transformer.pieces import in_pieces
+from experiments.dp_transformer.pieces import bytes_of, in_pieces, inputs
 
 MODES = ("lora", "full")
 _DEFAULT = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model of `pretrained.default_path`
@@ -43,16 +44,10 @@ class Language(NamedTuple):
 def check(config) -> None:
     """Raises ValueError for sections `model`, `tune` and `sample` that cannot be used."""
     check_kind(config.model, "model", "random")
-    for name in ("dtype", "param_dtype"):
-        if config.model[name] not in ("float32", "bfloat16"):
-            raise ValueError(
-                f"config.model.{name}={config.model[name]!r} must be float32 or bfloat16"
-            )
-    if config.tune.mode not in MODES:
-        raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
-    for name in ("count", "length"):
-        if config.sample[name] < 1:
-            raise ValueError(f"config.sample.{name}={config.sample[name]} must be at least 1")
+    for name in ("model.dtype", "model.param_dtype"):
+        checks.choice(config, name, ("float32", "bfloat16"))
+    checks.choice(config, "tune.mode", MODES)
+    checks.integers(config, "sample.count", "sample.length")
 
 
 def build(config) -> Language:
@@ -126,30 +121,14 @@ def model_files(config) -> list[np.ndarray]:
     """
     if config.model.kind == "random":
         return []
-    found = pretrained.files(config.model.path or pretrained.default_path())
-    return [np.memmap(path, np.uint8, "r") for path in found]
-
-
-def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
-    """Each token's predecessor."""
-    first = np.full((len(tokens), 1), tokenizer.start, np.int32)
-    return np.concatenate([first, tokens[:, :-1]], axis=1)
+    return bytes_of(config.model.path or pretrained.default_path())
 
 
 def trunk(language: Language, documents: Documents) -> np.ndarray:
-    """What enters the first layer that is tuned, (n, L, d), of each document alone.
-
-    All pieces have one shape: another would be another program, which rounds otherwise, and the size of the
-    last one changes when a document leaves.
-    """
+    """What enters the first layer that is tuned, (n, L, d), of each document alone."""
     run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
     before = inputs(language.tokenizer, documents.tokens)
-    filled = np.pad(before, [(0, -len(before) % _PIECE), (0, 0)])
-    piece = jax.eval_shape(run, language.frozen, filled[:_PIECE])
-    found = np.empty((len(filled), *piece.shape[1:]), piece.dtype)  # one array: it can be large
-    for part, place in zip(_pieces(filled), _pieces(found), strict=True):
-        place[...] = run(language.frozen, part)
-    return found[: len(before)]
+    return in_pieces(lambda rows: run(language.frozen, before[rows]), len(before), _PIECE)
 
 
 def as_bits(x: np.ndarray) -> np.ndarray:
@@ -176,18 +155,9 @@ def loss(language: Language, trained, frozen, before, targets, mask, key):
     return _nats(model.logits(x), targets, mask).sum() / len(targets)
 
 
-def weight(before, targets, mask):
-    """The part of the width that one record fills."""
-    return mask.sum() / len(targets)
-
-
 def _nats(logits, targets, mask):
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.where(mask, jax.nn.logsumexp(logits, axis=-1) - picked, 0)
-
-
-def _pieces(rows):
-    return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -230,11 +200,8 @@ class TunedText:
     def log_prob(self, texts: list[str]) -> np.ndarray:
         """(n,) log-probability of each text in nats; lower its case if the model was tuned on lower case."""
         found = self._language.tokenizer.encode(texts)
-        length = max(1, *map(len, found))
-        mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
-        tokens = np.zeros(mask.shape, np.int32)
-        tokens[mask] = np.concatenate(found)
-        return -self.nats(Documents(tokens, mask), None)
+        longest = max(1, *map(len, found))
+        return -self.nats(Documents(*pretrained.padded(found, longest)), None)
 
     def sample(self, key: jax.Array, count: int) -> list[str]:
         """`count` texts drawn from the model, of config.sample.length tokens each."""

@@ -19,6 +19,7 @@ from dpx import privacy
 from dpx.data import Histories
 from dpx.noise import secure
 from dpx.recommend import order, popularity, rounds, transitions
+from experiments import checks
 from experiments.dp_transformer import training
 
 # Of exact transitions: gap_decay, max_gap and age_decay as by default, order alone beside what is together.
@@ -135,17 +136,13 @@ def template(num_kept: int, num_items: int, dim: int) -> Start:
 def check(config, num_items: int) -> None:
     """Raises ValueError for a section `start` that cannot be used with so many items."""
     start = config.start
-    if not 0 <= start.budget_fraction < 1:
-        raise ValueError(
-            f"config.start.budget_fraction={start.budget_fraction} must be in [0, 1): the rest pays for "
-            "training, 0 starts cold"
-        )
+    why = "the rest pays for training, 0 starts cold"
+    checks.share(config, "start.budget_fraction", zero=True, why=why)
     if start.budget_fraction == 0:
         return
     if num_items < 2:
         raise ValueError("the data hold 1 item: give interactions with 2 items at least")
-    if not start.pseudo_counts > 0:
-        raise ValueError(f"config.start.pseudo_counts={start.pseudo_counts} must be positive")
+    checks.positive(config, "start.pseudo_counts")
     if not 0 <= start.recency <= 1:
         raise ValueError(f"config.start.recency={start.recency} must be in [0, 1]")
     if config.model.kind != "transformer" or not config.model.tied:

@@ -8,14 +8,17 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import gram, privacy
+from dpx._validate import check_decay
 from dpx.gram.accounting import Columns
+from dpx.gram.attend import KERNELS
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.gram import error_figures
 from experiments.gram.error_figures import ERRORS, FAILURE
+from experiments.repeated import measure
 
 OWN_AXES = tuple(error_figures.AXES)
 WIDTH = 2**18  # columns made at a time
@@ -23,18 +26,10 @@ WIDTH = 2**18  # columns made at a time
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    for name in ("rows", "columns", "latent_dim", "trials"):
-        if config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    for name in ("logit_bound", "eta_fraction"):
-        if not config[name] > 0:
-            raise ValueError(f"config.{name}={config[name]} must be positive")
-    if not 0 < config.max_column_change_fraction <= 1:
-        raise ValueError(
-            f"config.max_column_change_fraction={config.max_column_change_fraction} must be in (0, 1]"
-        )
-    if config.kernel not in ("exp", "cosh"):
-        raise ValueError(f"config.kernel={config.kernel!r} must be 'exp' or 'cosh'")
+    checks.integers(config, "rows", "columns", "latent_dim", "trials")
+    checks.positive(config, "logit_bound", "eta_fraction")
+    check_decay(config.max_column_change_fraction, "config.max_column_change_fraction")
+    checks.choice(config, "kernel", KERNELS)
     if not config.slack >= 1:
         raise ValueError(
             f"config.slack={config.slack} must be at least 1: below it, columns are cut"
@@ -123,16 +118,19 @@ def run(config, workdir: Path) -> Outcome:
     exact = total.sums[0] * Columns(planned["column_bound"]).worth
     logit_bound, noise_std = float(np.abs(exact).max()), planned["gaussian/noise_std"]
     _progress(f"{config.trials} draws of each row's noise")
-    measures = []
     with jax.enable_x64(True):
         keys = jax.random.split(noise("draws of the errors"), config.trials)
         released = jax.vmap(lambda key: release(key, total).matrix)(keys)
         released = gram.attention(released, kernel=config.kernel)
-        measures += _errors_of("gaussian", _errors(exact, released, config.kernel))
+        errors = {"gaussian": _errors(exact, released, config.kernel)}
         for row, samples in counts.items():
-            found = _sampling_errors(keys, exact, eta, float(samples), kernel=config.kernel)
-            measures += _errors_of(row, found)
-        measures += _errors_of("uniform", _uniform_errors(exact, kernel=config.kernel))
+            errors[row] = _sampling_errors(keys, exact, eta, float(samples), kernel=config.kernel)
+        errors["uniform"] = _uniform_errors(exact, kernel=config.kernel)
+    measures = [
+        measure(row, metric, np.asarray(values))
+        for row, found in errors.items()
+        for metric, values in zip(ERRORS, found, strict=True)
+    ]
     entry_errors = {
         "gaussian": gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)
     }
@@ -214,15 +212,6 @@ def _errors(exact, released, kernel):
     return difference.max(axis=(1, 2)), difference.sum(axis=2).mean(axis=1) / 2
 
 
-def _errors_of(row: str, errors) -> list[Measure]:
-    """The mean of each kind of error over the draws, and its standard error."""
-    found = []
-    for metric, values in zip(ERRORS, map(np.asarray, errors), strict=True):
-        error = float(stats.sem(values)) if len(values) > 1 else None
-        found.append(Measure(row, metric, float(values.mean()), error))
-    return found
-
-
 def _notes(config, planned: dict, logit_bound: float, counts: dict) -> str:
     lines = [
         f"Errors of the attention matrix are means over {config.trials} draws of each release's noise, and "
@@ -241,6 +230,4 @@ def _progress(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Error along every swept axis, error against its bounds, and the numbers of samples."""
-    return error_figures.draw(records, folder)
+figures = error_figures.draw

@@ -1,13 +1,14 @@
 """Figures of the attention error: along every swept axis, and the numbers of samples."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from dpx import gram
-from dpx.launch import plotting
 from dpx.launch.experiment import Measure
+from experiments import lines
+from experiments.lines import Point
 
 FAILURE = 0.05  # of the high-probability bounds
 ERRORS = {
@@ -43,91 +44,52 @@ def draw(records, folder: Path) -> list[Path]:
     return paths
 
 
-def _line(records, axis: str, row: str, metric: str) -> tuple[list, list, list]:
-    """Positions, means and standard errors of one row: over the seeds at a position, or of its one run."""
-    points: dict[float, list[Measure]] = {}
-    for record in records:
-        for measure in record.measures:
-            if (measure.row, measure.metric) == (row, metric):
-                points.setdefault(record.config[axis], []).append(measure)
-    places, means, errors = [], [], []
-    for place, found in sorted(points.items()):
-        values = [measure.value for measure in found]
-        places.append(place)
-        means.append(np.mean(values))
-        errors.append(stats.sem(values) if len(found) > 1 else found[0].error or 0.0)
-    return places, means, errors
-
-
 def _draw_axis(records, axis: str, path: Path) -> Path:
-    """Two panels of errors, one line a row, and one of bounds: colours are rows, line styles are bounds."""
-    plt = plotting.pyplot()
-    figure, panels = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
-    colours = {row: f"C{number}" for number, row in enumerate(ROWS)}
-    for panel, (metric, words) in zip(panels, ERRORS.items(), strict=False):
-        for row, colour in colours.items():
-            x, y, bar = _line(records, axis, row, metric)
-            panel.errorbar(x, y, yerr=bar, color=colour, marker="o", markersize=3, capsize=2)
-        panel.set(ylabel=words, title="error of the attention matrix")
-    styles = {"max_entry_error": "-", "bound": "--", "bound_paper": ":"}
-    for row in ("gaussian", "sampling", "uniform"):
-        for metric, style in styles.items():
-            x, y, _ = _line(records, axis, row, metric)
-            panels[2].plot(x, y, color=colours[row], linestyle=style)
-    panels[2].set(
-        ylabel=ERRORS["max_entry_error"], title=f"and its bounds, with probability {1 - FAILURE:g}"
-    )
-    ticks = sorted({record.config[axis] for record in records})
-    for panel in panels:
-        panel.set(yscale="log", xlabel=AXES[axis])
-        if ticks[-1] >= 10 * ticks[0]:
-            panel.set_xscale("log")
-        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        panel.minorticks_off()
-    lines = [
-        plt.Line2D([], [], color=colours[row], marker="o", label=words)
-        for row, words in ROWS.items()
+    """Two panels of errors, and one of the largest entry error beside its bounds."""
+
+    def points(marker_of: dict[str, str], rows) -> list[Point]:
+        return [
+            Point(measure, record.config[axis], marker_of[measure.metric])
+            for record in records
+            for measure in record.measures
+            if measure.metric in marker_of and measure.row in rows
+        ]
+
+    label = AXES[axis]
+    bounds = {"max_entry_error": "measured", "bound": "bound", "bound_paper": "the paper's bound"}
+    beside = f"and its bounds, with probability {1 - FAILURE:g}"
+    panels = [
+        *(
+            lines.Panel(points({metric: ""}, ROWS), label, words, "error of the attention matrix")
+            for metric, words in ERRORS.items()
+        ),
+        lines.Panel(
+            points(bounds, ("gaussian", "sampling", "uniform")),
+            label,
+            ERRORS["max_entry_error"],
+            beside,
+        ),
     ]
-    words = {"max_entry_error": "measured", "bound": "bound", "bound_paper": "the paper's bound"}
-    lines += [
-        plt.Line2D([], [], color="grey", linestyle=style, label=words[metric])
-        for metric, style in styles.items()
-    ]
-    figure.legend(handles=lines, fontsize=8, loc="outside right upper")
-    return plotting.save(figure, path, f"Private attention against {AXES[axis]}")
+    return lines.draw(path, f"Private attention against {label}", panels, ROWS)
 
 
 def _draw_samples(n: int, path: Path) -> Path:
-    """The largest number of samples against t = F/η: colours are budgets, line styles are calibrations."""
-    plt = plotting.pyplot()
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
-    ratios = np.geomspace(1e-6, 0.5, 60)
-    change = gram.frobenius_sensitivity(1.0, 2.0)
-    budgets = (
-        ("δ = 1e-06", [(f"ε = {epsilon:g}", epsilon, 1e-6) for epsilon in (0.09, 1.0, 8.0)]),
-        ("ε = 1", [(f"δ = {delta:g}", 1.0, delta) for delta in (1e-3, 1e-6, 1e-9)]),
-    )
-    styles = {"exact": "-", "paper": "--"}
-    for panel, (title, lines) in zip(panels, budgets, strict=True):
-        for number, (_, epsilon, delta) in enumerate(lines):
-            for calibration, style in styles.items():
-                terms = {"column_bound": 1.0, "n": n, "calibration": calibration}
-                admitted = np.array(
-                    [gram.max_samples(epsilon, delta, eta=change / t, **terms) for t in ratios],
-                    float,
-                )
-                shown = np.where(admitted > 0, admitted, np.nan)
-                panel.plot(ratios, shown, color=f"C{number}", linestyle=style)
-        handles = [
-            plt.Line2D([], [], color=f"C{number}", label=words)
-            for number, (words, *_) in enumerate(lines)
-        ]
-        panel.legend(handles=handles, fontsize=8, loc="upper right")
-        panel.set(xscale="log", yscale="log", xlabel="t = F/η", title=f"{title}, n = {n}")
-    panels[0].set_ylabel("largest number of samples k")
-    handles = [
-        plt.Line2D([], [], color="grey", linestyle=style, label=f"{calibration} calibration")
-        for calibration, style in styles.items()
-    ]
-    figure.legend(handles=handles, fontsize=8, loc="outside right upper")
-    return plotting.save(figure, path, "Samples that a budget admits")
+    """The largest number of samples against t = F/η: colours are budgets, markers are calibrations."""
+    ratios, change = np.geomspace(1e-6, 0.5, 20), gram.frobenius_sensitivity(1.0, 2.0)
+    panels, titles = [], {}
+    for title, budgets in (
+        ("δ = 1e-06", {f"ε = {epsilon:g}": (epsilon, 1e-6) for epsilon in (0.09, 1.0, 8.0)}),
+        ("ε = 1", {f"δ = {delta:g}": (1.0, delta) for delta in (1e-3, 1e-6, 1e-9)}),
+    ):
+        titles |= {row: f"{row}, {title}" for row in budgets}
+        points = []
+        for (row, budget), calibration in itertools.product(budgets.items(), ("exact", "paper")):
+            terms = {"column_bound": 1.0, "n": n, "calibration": calibration}
+            for t in ratios.tolist():
+                count = gram.max_samples(*budget, eta=change / t, **terms)
+                if count:
+                    words = f"{calibration} calibration"
+                    points.append(Point(Measure(row, "samples", float(count)), t, words))
+        title = f"{title}, n = {n}"
+        panels.append(lines.Panel(points, "t = F/η", "largest number of samples k", title))
+    return lines.draw(path, "Samples that a budget admits", panels, titles, sharey=True)

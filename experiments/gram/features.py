@@ -13,22 +13,16 @@ import jax
 import numpy as np
 
 from dpx import gram
-from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.noise import release
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments import checks
 from experiments.cross_attention import classifiers, labelled
 
 UNIT = "column of X"  # a document
-PENALTIES = (
-    1.0,
-    3.0,
-    10.0,
-    30.0,
-    100.0,
-    300.0,
-)  # of the ridge without noise, of which training data choose
+# Of the ridge without noise, of which training data choose.
+PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 BOUND = np.sqrt(2)  # of a column: its features and its label have length 1 each
 TITLES = {
     "gram": "one release of features and labels",
@@ -49,14 +43,9 @@ NOT_COVERED = [
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta, "config.delta")
     labelled.check(config)
-    check_integer(config.power_steps, "config.power_steps")
-    for name in ("steps", "batch_size"):
-        check_integer(config.regression[name], f"config.regression.{name}")
-    for name in ("learning_rate", "l2_clip_norm"):
-        check_positive(config.regression[name], f"config.regression.{name}")
+    checks.integers(config, "power_steps")
+    classifiers.check_regression(config)
     for count in config.components:
         if not 1 <= count < config.dim:
             raise ValueError(

@@ -14,6 +14,7 @@ from dpx.data import Histories, leave_last_out
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
+from experiments import checks, guarantees
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import ranking, recommender_plain
 
@@ -31,23 +32,15 @@ ROWS = {
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
     ranking.check(config)
-    sections = (("", config), ("fixed.", config.fixed))
-    for prefix, section in sections:
-        if not 0 < section.popularity_budget_fraction < 1:
-            raise ValueError(
-                f"config.{prefix}popularity_budget_fraction={section.popularity_budget_fraction} must be "
-                "strictly between 0 and 1"
-            )
+    checks.share(config, "popularity_budget_fraction", "fixed.popularity_budget_fraction")
+    checks.positive(config, "regularization")
     transitions.check_options(**config.transitions)
     num_items = recommender_data.load(config).num_items
-    for prefix, section in sections:
-        kept = section.num_kept
+    for prefix, kept in (("", config.num_kept), ("fixed.", config.fixed.num_kept)):
         if kept is not None and not 2 <= kept <= num_items:
             raise ValueError(
                 f"config.{prefix}num_kept={kept} must be in [2, {num_items}], the items there are"
             )
-    if config.regularization is not None and not config.regularization > 0:
-        raise ValueError(f"config.regularization={config.regularization} must be positive")
 
 
 def plan(config) -> Plan:
@@ -69,12 +62,7 @@ def plan(config) -> Plan:
     }
 
     def spent(epsilon: float, delta: float, **_) -> privacy.PrivacyGuarantee:
-        about = {
-            "neighboring": privacy.ADD_OR_REMOVE_ONE,
-            "unit": "user",
-            "mechanism": "one release",
-        }
-        return privacy.gaussian_guarantee(epsilon, delta, **about)
+        return guarantees.gaussian(epsilon, delta, "one release", "user")
 
     whole = ("dp_popularity", "transitions", "transitions_one_round", "ease")
     once: dict[str, Any] = dict.fromkeys(whole, spent(config.epsilon, config.delta))

@@ -11,13 +11,14 @@ import numpy as np
 from dpx import noisy_head
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
-from experiments.noisy_head import figures as noisy_head_figures
+from experiments import checks
 from experiments.noisy_head.excess_risk import summarize
+from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import (
+    METHODS,
     SIMULATED,
     TITLES,
     check,
-    check_choices,
     check_some,
     make_cell,
     make_descent,
@@ -28,10 +29,9 @@ from experiments.noisy_head.methods import (
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
     check(config)
-    check_choices(config, "inits", ("zero", "sphere"))
+    checks.choice(config, "inits", ("zero", "sphere"))
     check_some(config, "methods", "inits", "steps_grid")
-    if min(config.steps_grid) < 1:
-        raise ValueError(f"config.steps_grid={config.steps_grid} must be at least 1 throughout")
+    checks.each(config, "steps_grid", least=1)
     if not methods(config):
         raise ValueError(
             f"config.steps_grid={config.steps_grid} must have a T above epsilon={config.epsilon} for the "
@@ -107,25 +107,15 @@ def run(config, workdir: Path) -> Outcome:
 def _simulate(config) -> Iterator[Measure]:
     cell = make_cell(config, num_prompts=config.num_prompts)
     keys = jax.random.split(jax.random.key(config.seed), config.trials)
-    sizes = (cell.num_prompts, cell.length, cell.dim)
 
     def draw(key):
-        features = noisy_head.sample_features(
-            jax.random.fold_in(key, 0), *sizes, noise_std=cell.noise_std
-        )
+        features = cell.draw(jax.random.fold_in(key, 0))
         return features, noisy_head.ridge(features, cell.regularization)
 
     progress(f"drawing {config.trials} trials of {cell.num_prompts} prompts")
     features, references = jax.jit(lambda keys: jax.lax.map(draw, keys))(keys)
 
-    def risks(gamma, reference):
-        """(..., 2): excess risk over ridge, and test MSE."""
-        excess = noisy_head.population_risk(
-            gamma, cell.length, reference=reference, noise_std=cell.noise_std
-        )
-        mse = noisy_head.population_risk(gamma, cell.length, noise_std=cell.noise_std)
-        return jnp.stack([excess, mse], axis=-1)
-
+    risks = cell.risks
     yield from summarize("zero", np.asarray(risks(jnp.zeros_like(references), references)), {})
     yield from summarize("ridge", np.asarray(risks(references, references)), {})
     of_noise = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
@@ -187,16 +177,10 @@ def _longest(grid, key, features, init, multiplier):
     )
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Excess risk against T, with and without noise."""
-    return [
-        noisy_head_figures.draw(
-            record,
-            folder / f"early_stopping_{record.workdir.name}.png",
-            {"excess_risk": "excess risk over ridge"},
-            x="steps",
-            marker="init",
-            dashed=("zero", *(f"{name}_without_noise" for name in record.config["methods"])),
-        )
-        for record in records
-    ]
+figures = drawer(
+    "early_stopping",
+    {"excess_risk": "excess risk over ridge"},
+    x="steps",
+    marker="init",
+    dashed=("zero", *(f"{name}_without_noise" for name in METHODS)),
+)

@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import noisy_head
 from dpx._validate import check_epsilon
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
-from experiments.noisy_head import figures as noisy_head_figures
+from experiments import checks
+from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import (
     SIMULATED,
     TITLES,
     Cell,
     check,
-    check_choices,
     guarantees,
     make_cell,
     make_descent,
     progress,
 )
+from experiments.repeated import measure
 
 AXES = ("num_prompts", "length", "dim", "epsilon")
 METRICS = ("excess_risk", "test_mse")
@@ -107,28 +107,14 @@ def compile_trials(config, cell: Cell, budgets: tuple[float, ...], batch: int):
     methods = {name: _fitter(name, config, cell, budgets) for name in fits(config)}
 
     def draw(key):
-        sizes = (cell.num_prompts, cell.length, cell.dim)
-        return noisy_head.sample_features(
-            jax.random.fold_in(key, 0), *sizes, noise_std=cell.noise_std
-        )
+        return cell.draw(jax.random.fold_in(key, 0))
 
     def one(key, features):
         reference = noisy_head.ridge(features, cell.regularization)
         gammas = {"zero": jnp.zeros_like(reference), "ridge": reference}
         for index, (name, fit) in enumerate(methods.items()):
             gammas[name] = fit(jax.random.fold_in(key, index + 1), features)
-        return {
-            name: jnp.stack(
-                [
-                    noisy_head.population_risk(
-                        gamma, cell.length, reference=reference, noise_std=cell.noise_std
-                    ),
-                    noisy_head.population_risk(gamma, cell.length, noise_std=cell.noise_std),
-                ],
-                axis=-1,
-            )
-            for name, gamma in gammas.items()
-        }
+        return {name: cell.risks(gamma, reference) for name, gamma in gammas.items()}
 
     # Prompts are drawn trial by trial, which keeps the draws in the cache; all else is vectorised.
     @jax.jit
@@ -175,7 +161,7 @@ def validate(config) -> None:
         raise ValueError(
             "config.methods=() without config.one_shot leaves nothing to fit: name one"
         )
-    check_choices(config, "axes", AXES)
+    checks.choice(config, "axes", AXES)
     for axis, values in config.axes.items():
         if not values or not all(value > 0 for value in values):
             raise ValueError(f"config.axes.{axis}={values} must hold positive values")
@@ -240,11 +226,7 @@ def run(config, workdir: Path) -> Outcome:
 
 def summarize(name: str, risks: np.ndarray, settings: dict[str, Any]) -> list[Measure]:
     """The mean excess risk and test MSE of (trials, 2), with their standard errors."""
-    errors = stats.sem(risks, axis=0) if len(risks) > 1 else (None, None)
-    return [
-        Measure(name, metric, float(mean), None if error is None else float(error), settings)
-        for metric, mean, error in zip(METRICS, risks.mean(axis=0), errors, strict=True)
-    ]
+    return [measure(name, metric, x, settings) for metric, x in zip(METRICS, risks.T, strict=True)]
 
 
 def exponents(config, measures: list[Measure]) -> list[Measure]:
@@ -267,14 +249,10 @@ def exponents(config, measures: list[Measure]) -> list[Measure]:
 
 def figures(records, folder: Path) -> list[Path]:
     """Excess risk along each axis of each run."""
+    words = {"excess_risk": "excess risk over ridge"}
     return [
-        noisy_head_figures.draw(
-            record,
-            folder / f"excess_risk_{axis}_{record.workdir.name}.png",
-            {"excess_risk": "excess risk over ridge"},
-            x=axis,
-            marker="epsilon",
-        )
+        path
         for record in records
         for axis in record.config["axes"]
+        for path in drawer(f"excess_risk_{axis}", words, x=axis, marker="epsilon")([record], folder)
     ]

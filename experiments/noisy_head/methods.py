@@ -4,8 +4,12 @@ import math
 import sys
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from dpx import noisy_head
 from dpx.privacy import PrivacyGuarantee
+from experiments import checks
 
 # "paper" is Algorithm 1 as printed, with (4.1). "repaired" has the same step size and number of steps, with
 # exact accounting, tight sensitivity, the ridge objective and valid bounds. "last_iterate" also takes the
@@ -44,6 +48,19 @@ class Cell(NamedTuple):
     dim: int
     regularization: float
     noise_std: float
+
+    def draw(self, key: jax.Array, **options) -> noisy_head.Features:
+        """Features of prompts."""
+        sizes = (self.num_prompts, self.length, self.dim)
+        return noisy_head.sample_features(key, *sizes, noise_std=self.noise_std, **options)
+
+    def risks(self, gamma: jax.Array, reference: jax.Array) -> jax.Array:
+        """(..., 2): excess risk over a reference, and test MSE, both exact."""
+        excess, mse = (
+            noisy_head.population_risk(gamma, self.length, noise_std=self.noise_std, **against)
+            for against in ({"reference": reference}, {})
+        )
+        return jnp.stack([excess, mse], axis=-1)
 
 
 def make_cell(
@@ -101,22 +118,10 @@ def guarantees(config, cell: Cell) -> dict[str, PrivacyGuarantee]:
 
 def check(config) -> None:
     """Raises ValueError for a bad value of what all simulations share."""
-    for name in ("trials", "num_prompts", "length", "dim", "steps"):
-        if config.get(name) is not None and config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    for name in ("regularization", "step_scale", "steps_exponent", "kappa"):
-        if config.get(name) is not None and not config[name] > 0:
-            raise ValueError(f"config.{name}={config[name]} must be positive")
-    if not config.noise_std >= 0:
-        raise ValueError(f"config.noise_std={config.noise_std} must be at least 0")
-    check_choices(config, "methods", METHODS)
-
-
-def check_choices(config, name: str, known: tuple[str, ...]) -> None:
-    """Raises ValueError unless `config[name]` holds names that are known."""
-    for chosen in config[name]:
-        if chosen not in known:
-            raise ValueError(f"config.{name} has {chosen!r}: use {', '.join(known)}")
+    checks.integers(config, "trials", "num_prompts", "length", "dim", "steps")
+    checks.positive(config, "regularization", "step_scale", "steps_exponent", "kappa")
+    checks.positive(config, "noise_std", zero=True)
+    checks.choice(config, "methods", METHODS)
 
 
 def check_some(config, *names: str) -> None:

@@ -1,16 +1,15 @@
 """How far one corrupted prompt moves NoisyHead and ridge (Section 6.3 of arXiv 2504.16000)."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import noisy_head
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
-from experiments.noisy_head import figures as noisy_head_figures
+from dpx.launch.experiment import Comparison, Outcome, Plan
+from experiments import checks
+from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import (
     SIMULATED,
     TITLES,
@@ -21,13 +20,13 @@ from experiments.noisy_head.methods import (
     make_descent,
     progress,
 )
+from experiments.repeated import measure
 
 
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
     check(config)
-    if config.where not in ("context", "all", "query"):
-        raise ValueError(f"config.where={config.where!r}: use 'context', 'all' or 'query'")
+    checks.choice(config, "where", ("context", "all", "query"))
     check_some(config, "methods", "scales", "powers")
     guarantees(config, make_cell(config, num_prompts=config.num_prompts))
 
@@ -61,8 +60,8 @@ def run(config, workdir: Path) -> Outcome:
     measures = []
     for name, values in shifts.items():
         for index, (c, p) in enumerate(attacks):
-            measures.append(_mean(name, "shift", values[:, index], {"c": c, "p": p}))
-    measures += [_mean(name, "test_mse", values) for name, values in mse.items()]
+            measures.append(measure(name, "shift", values[:, index], {"c": c, "p": p}))
+    measures += [measure(name, "test_mse", values) for name, values in mse.items()]
     releases = guarantees(config, cell)
     return Outcome(
         measures=measures,
@@ -79,13 +78,6 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
-def _mean(
-    name: str, metric: str, values: np.ndarray, settings: dict[str, Any] | None = None
-) -> Measure:
-    error = float(stats.sem(values)) if len(values) > 1 else None
-    return Measure(name, metric, float(np.mean(values)), error, settings or {})
-
-
 def _fitter(name, config, cell):
     descent = make_descent(name, config, cell)
     multiplier, _ = descent.calibrate(config.epsilon, config.delta)
@@ -96,15 +88,9 @@ def _fitter(name, config, cell):
 
 def _trial(key, config, cell, alphas, fits):
     key_data, key_victim, key_good, key_bad = jax.random.split(key, 4)
-    sizes = (cell.num_prompts, cell.length, cell.dim)
     index = jax.random.randint(key_victim, (), 0, cell.num_prompts)
     clip = make_descent("paper", config, cell).hyper.response_clip  # the same under both rules
-    raw, clipped = (
-        noisy_head.sample_features(
-            key_data, *sizes, noise_std=cell.noise_std, response_clip=response_clip
-        )
-        for response_clip in (None, clip)
-    )
+    raw, clipped = (cell.draw(key_data, response_clip=bound) for bound in (None, clip))
     # The victim's tokens again: a prompt depends on its own key alone.
     victim = noisy_head.sample_prompt(
         jax.random.split(key_data, cell.num_prompts)[index],
@@ -152,16 +138,10 @@ def _trial(key, config, cell, alphas, fits):
     return risks, mse
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Risk of the shift against p."""
-    return [
-        noisy_head_figures.draw(
-            record,
-            folder / f"robustness_{record.workdir.name}.png",
-            {"shift": "E⟨Γ − Γ_bad, Z⟩²"},
-            x="p",
-            marker="c",
-            dashed=("ridge_qr", "ridge_gram"),
-        )
-        for record in records
-    ]
+figures = drawer(
+    "robustness",
+    {"shift": "E⟨Γ − Γ_bad, Z⟩²"},
+    x="p",
+    marker="c",
+    dashed=("ridge_qr", "ridge_gram"),
+)

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx._validate import check_choice
 from dpx.data import newsgroups
 from dpx.data.arrays import load_array
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import log
 from dpx.training.keys import open_keys
-from experiments.noisy_head import figures as noisy_head_figures
+from experiments import checks
 from experiments.noisy_head.early_stopping import grid_of, stopped
+from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import TITLES, check_some, progress
 
 ASSUMPTION = "a record is a prompt of non-empty documents; which documents are empty is public"
@@ -32,7 +32,7 @@ FITS = {
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a bad value, before any text is used."""
-    check_choice(config.data.source, "config.data.source", ("path", "sklearn", "arrays"))
+    checks.choice(config, "data.source", ("path", "sklearn", "arrays"))
     if config.data.source != "sklearn":
         if not config.data.path:
             raise FileNotFoundError(
@@ -42,8 +42,7 @@ def validate(config) -> None:
         for path in filter(None, (config.data.path, config.data.public_path)):
             if not Path(path).exists():
                 raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
-    if not 0 < config.test_fraction < 1:
-        raise ValueError(f"config.test_fraction={config.test_fraction} must be in (0, 1)")
+    checks.share(config, "test_fraction")
     check_some(config, "steps_grid")
     for name in FITS:
         for descent in descents(name, config):
@@ -274,15 +273,9 @@ def _best_ridge(train: noisy_head.Prompts, config) -> jax.Array:
     return noisy_head.ridge(noisy_head.featurize(train), min(risks, key=lambda decay: risks[decay]))
 
 
-def figures(records, folder: Path) -> list[Path]:
-    """Test risks against T."""
-    return [
-        noisy_head_figures.draw(
-            record,
-            folder / f"text_{record.workdir.name}.png",
-            {"excess_risk": "excess test risk over ridge", "test_mse": "test MSE"},
-            x="steps",
-            dashed=("zero", "ridge", "not_private"),
-        )
-        for record in records
-    ]
+figures = drawer(
+    "text",
+    {"excess_risk": "excess test risk over ridge", "test_mse": "test MSE"},
+    x="steps",
+    dashed=("zero", "ridge", "not_private"),
+)

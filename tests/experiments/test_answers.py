@@ -111,25 +111,3 @@ def test_words_are_biased_by_what_was_released(tmp_path, monkeypatch):
     for row in seen:
         assert outcome.releases[f"words_{row}"] == outcome.releases[row]
         assert f"words_{row}" not in (outcome.composed or {})
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"kind": "gguf"}, r"config\.language\.kind='gguf'"),
-        (
-            {"kind": "random", "path": "x.gguf"},
-            r"config\.language\.path='x\.gguf' must be left out",
-        ),
-        ({"words": ("no",)}, r"config\.language\.words=.* must be 2 words"),
-        ({"words": ("no", "nay")}, r"config\.language\.words=.* no two are equal"),
-        ({"template": "Is it good?"}, r"config\.language\.template='Is it good\?'"),
-        ({"length": 0}, r"config\.language\.length=0"),
-    ],
-)
-def test_a_section_that_cannot_be_used_is_named(changed, message):
-    answers.check(section(), 2)
-    answers.check(section(kind="none", words=()), 2)
-    with pytest.raises(ValueError, match=message) as error:
-        answers.check(section(**changed), 2)
-    assert len(str(error.value).splitlines()) == 1

@@ -7,14 +7,12 @@ import folders
 import jax
 import numpy as np
 import pytest
-from all_configs import configured
+from all_configs import executed
 from command_line import call
 from sklearn import metrics
 
-from dpx import audit
 from dpx.data import sentences
-from dpx.launch import query, records, run
-from dpx.privacy import ADD_OR_REMOVE_ONE
+from dpx.launch import query, records
 from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
 
@@ -39,32 +37,6 @@ def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
         labelled_texts.load(config)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"data.labels": ()}, "must name two labels or more"),
-        ({"data.labels": ("a", "a")}, "each once"),
-        ({"data.text": None}, "config.data.text is missing"),
-        ({"data.kind": "sentences"}, "is no table of your own"),
-        ({"data.kind": "films"}, "config.data.kind='films'"),
-        ({"tune.mode": "probe"}, "must be 'full'"),
-        ({"tune.mode": "none"}, "config.tune.mode='none'"),
-        ({"model.kind": "random"}, "config.model.kind='random'"),
-        ({"model.path": "folder"}, "config.model.path='folder' must be left out"),
-        ({"model.read_layers": 0}, "config.model.read_layers=0 must be"),
-        ({"center_budget_fraction": 1.0}, r"config.center_budget_fraction=1\.0 must be in"),
-        ({"words.batch_size": 10**6}, "config.words.batch_size=1000000"),
-        ({"data.held_out": 1.0}, "config.data.held_out=1.0"),
-    ],
-)
-def test_wrong_settings_end_in_one_line(tmp_path, changes, words):
-    config = configured("classify:table,tiny", tmp_path)
-    with config.ignore_type():
-        config.update_from_flattened_dict(changes)
-    with pytest.raises(ValueError, match=words):
-        run.check(config)
-
-
 def test_users_of_a_table_are_the_unit(tmp_path):
     rows = [f"text {i},{'yes' if i % 2 else 'no'},u{i % 7}" for i in range(70)]
     config = table(tmp_path, rows)
@@ -76,22 +48,6 @@ def test_users_of_a_table_are_the_unit(tmp_path):
     planned = classify.plan(config)
     assert list(planned.releases) == ["dp_classifier"]
     assert planned.releases["dp_classifier"].unit == "user"
-
-
-def test_a_parquet_table_gives_what_a_csv_gives(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    rows = [("a, b", "yes", "x"), ("two", "no", "y"), ("three", "no", "x")] * 3
-    frame = pandas.DataFrame(rows, columns=["message", "team", "who"])
-    frame.to_csv(tmp_path / "own.csv", index=False)
-    frame.to_parquet(tmp_path / "own.parquet")
-    config, found = table(tmp_path, [], "other.csv"), []
-    config.data.user = "who"
-    for name in ("own.csv", "own.parquet"):
-        config.data.path = str(tmp_path / name)
-        found.append(labelled_texts.load(config))
-    for one, other in zip(*found, strict=True):
-        for ours, theirs in zip(one, other, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
 
 
 def archive(path, ratings):
@@ -202,24 +158,6 @@ def test_the_mean_that_is_subtracted_counts_every_unit_alike():
     np.testing.assert_allclose(center(x, epsilon=1e8), unit.mean(0), atol=1e-4)
 
 
-@pytest.mark.parametrize("texts", [1, 30])
-def test_a_unit_moves_the_mean_by_what_is_declared(texts):
-    x = np.random.default_rng(0).normal(size=(40 + texts, 8)).astype("f4")
-    x[40:] = 1e3 * x[-1]  # all of them a user's, of one direction
-    users = np.minimum(np.arange(len(x)), 40)
-
-    def program(kept):
-        return center(x[np.isin(users, kept)], users[np.isin(users, kept)])
-
-    with audit.recording():
-        replayed = audit.replay(program, list(range(41)), list(range(40))).check()
-    assert replayed.largest_ratio > 0.99
-    config = records.load_config(SOURCE)
-    spent = feature_center.guarantee(config, "text", ())
-    drawn = replayed.recording.epsilon(spent.delta, ADD_OR_REMOVE_ONE)
-    np.testing.assert_allclose(drawn, spent.epsilon, rtol=1e-6)
-
-
 def test_the_mean_that_is_subtracted_is_paid_for():
     """Without it training needs less noise, and with it both together cost the budget."""
     config, noise = records.load_config(SOURCE), {}
@@ -237,8 +175,7 @@ def test_the_mean_that_is_subtracted_is_paid_for():
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classify")
     config = records.load_config(SOURCE)
-    run.prepare(config, SOURCE, folder)
-    return run.execute(config, folder)
+    return executed(config, SOURCE, folder)
 
 
 @pytest.mark.slow

@@ -6,11 +6,12 @@ import folders
 import jax
 import numpy as np
 import pytest
+from all_configs import executed
 from command_line import call
 from flax import nnx
 from test_finetune import SMALL
 
-from dpx.launch import card, export, records, run
+from dpx.launch import card, export, records
 from dpx.nn import lora, peft, pretrained
 from experiments.dp_transformer import finetune, tuned_text
 
@@ -35,8 +36,7 @@ def finished(folder, **changes):
         "non_private.steps": 2, "model.path": str(folders.with_letters(folder / "tinymodel")),
     }  # fmt: skip
     config.update_from_flattened_dict(SMALL | settings | changes)
-    run.prepare(config, SOURCE, folder / "run")
-    return config, run.execute(config, folder / "run")
+    return config, executed(config, SOURCE, folder / "run")
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from all_configs import executed
 from flax import nnx
 from test_finetune import SMALL
 
 import dpx
-from dpx.launch import records, run
+from dpx.launch import records
 from dpx.nn import lora, pretrained
 from experiments.dp_transformer import finetune
 
@@ -69,8 +70,7 @@ def test_a_real_model_is_tuned_from_a_config(tmp_path):
             "train.batch_size": 16, "train.microbatch_size": 8,
         }
     )  # fmt: skip
-    run.prepare(config, source, tmp_path / "run")
-    record = run.execute(config, tmp_path / "run")
+    record = executed(config, source, tmp_path / "run")
     assert record.metrics["dp_tuned/nats_per_token"] < record.metrics["pretrained/nats_per_token"]
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 2**23  # adapters, and no model of 500 MB

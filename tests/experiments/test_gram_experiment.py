@@ -1,17 +1,12 @@
 """The gram configs: tiny runs on the full code path, figures, bad values."""
 
-import json
-from types import SimpleNamespace
-
-import jax
 import numpy as np
 import pytest
+from all_configs import configured, executed
 
 from configs import gram as configs
 from dpx import gram as dpx_gram
 from dpx import privacy
-from dpx.data import synthetic_histories
-from dpx.launch import records, run
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import attention_error as gram
 from experiments.gram import one_release as item_recommender
@@ -19,55 +14,13 @@ from experiments.gram import own_matrix
 
 
 @pytest.mark.slow
-def test_no_two_draws_of_the_error_experiment_share_a_key(tmp_path, monkeypatch):
-    config = configs.get_config("tiny")
-    config.epsilon, config.trials = 30.0, 4  # enough for the paper's number of samples
-    used, release = [], dpx_gram.release
-
-    def spying_release(key, *args, **kwargs):
-        if not isinstance(key, jax.core.Tracer):
-            used.append(key)
-        return release(key, *args, **kwargs)
-
-    def spying_errors(keys, *args, **kwargs):
-        drawn.append(keys)
-        return np.zeros((2, len(keys)))
-
-    drawn = []
-    monkeypatch.setattr(dpx_gram, "release", spying_release)
-    monkeypatch.setattr(gram, "_sampling_errors", spying_errors)
-    gram.run(config, tmp_path)
-    used += list(drawn[0])  # of all rows: what an error would be is not released
-    assert len(used) == 3 + 4
-    assert len({tuple(jax.random.key_data(key).tolist()) for key in used}) == len(used)
-
-
-@pytest.fixture
-def amazon(tmp_path):
-    lines = [
-        f"{user + 1} {item + 1}"
-        for user, items in enumerate(synthetic_histories(80, 6, 15, seed=2).items)
-        for item in items
-    ]
-    path = tmp_path / "ratings.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def finished(config, source, workdir):
-    run.prepare(config, source, workdir)
-    return run.execute(config, workdir)
-
-
-@pytest.mark.slow
 def test_the_error_experiment_runs_draws_and_ranks_the_mechanisms(tmp_path):
-    found, errors = [], []
+    errors = []
     for epsilon in (0.5, 5.0):
         config = configs.get_config("tiny")
         config.epsilon = epsilon
         gram.validate(config)
         outcome = gram.run(config, tmp_path)
-        found.append(SimpleNamespace(config=config.to_dict(), measures=outcome.measures))
         metrics = outcome.metrics
         assert metrics["gaussian/max_entry_error"] < metrics["sampling/max_entry_error"]
         assert metrics["sampling/max_entry_error"] < metrics["uniform/max_entry_error"]
@@ -85,8 +38,6 @@ def test_the_error_experiment_runs_draws_and_ranks_the_mechanisms(tmp_path):
                 assert metrics[f"{row}/num_samples"] == count
                 assert f"mean of {count} Gaussian" in outcome.releases[row].mechanism
     assert errors[1] < errors[0]
-    names = {path.name for path in gram.figures(found, tmp_path)}
-    assert names == {"gram_samples.png", "gram_error_epsilon.png"}
 
 
 def test_the_columns_have_the_stated_law_and_none_is_clipped():
@@ -162,54 +113,6 @@ def test_an_own_matrix_is_released_saved_and_loaded(tmp_path, table, file, chang
     metrics = outcome.metrics
     assert np.abs(exact - released).max() <= metrics["gaussian/attention_error_bound"]
     assert np.abs(exact - 1 / 3).max() <= metrics["uniform/attention_error_bound"]
-    record = SimpleNamespace(config=config.to_dict(), workdir=workdir, title=lambda: "gram")
-    assert [path.name for path in own_matrix.figures([record], tmp_path)] == ["gram_run.png"]
-
-
-@pytest.mark.slow
-def test_two_runs_on_an_own_matrix_draw_other_noise_and_a_resumed_one_the_same(tmp_path, table):
-    config = configs.get_config("table")
-    config.data.path, config.column_bound = str(tmp_path / "X.npy"), 2.0
-    found = []
-    for workdir in ("one", "one", "two"):
-        own_matrix.run(config, tmp_path / workdir)
-        found.append(np.asarray(own_matrix.load(config, tmp_path / workdir).matrix))
-    np.testing.assert_array_equal(found[0], found[1])
-    assert np.abs(found[0] - found[2]).min() > 0
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"column_bound": None}, "config.column_bound is missing: set --config.column_bound"),
-        ({"column_bound": -1.0}, "config.column_bound=-1.0"),
-        ({"max_column_change": 5.0}, "max_column_change=5.0"),
-        ({"neighboring": "remove"}, "neighboring='remove' must be"),
-        ({"kernel": "relu"}, "config.kernel='relu'"),
-        ({"data.path": None}, "config.data.path is missing"),
-        ({"data.path": "none.npy"}, "none.npy: no such file"),
-        ({"data.array": "Y"}, "X.npz: has no array 'Y': it holds X, other"),
-        ({"data.array": None}, "X.npz: holds X, other: name one of its arrays"),
-        ({"data.path": "nan.npy", "data.array": None}, "nan.npy: holds values that are not finite"),
-        ({"data.path": "flat.npy", "data.array": None}, r"flat.npy: the array has shape \(3,\)"),
-        (
-            {"data.path": "tall.npy", "data.array": None},
-            "tall.npy: X has 30000 rows.* set --config.data.transpose=True",
-        ),
-    ],
-)
-def test_bad_own_matrices_are_named(tmp_path, table, changed, named, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.save("nan.npy", np.array([[np.nan, 1.0]]))
-    np.save("flat.npy", np.zeros(3))
-    np.save("tall.npy", np.zeros((30_000, 1)))
-    config = configs.get_config("table")
-    config.update_from_flattened_dict(
-        {"data.path": "X.npz", "data.array": "X", "column_bound": 2.0}
-    )
-    config.update_from_flattened_dict(changed)
-    with pytest.raises((ValueError, FileNotFoundError), match=named):
-        own_matrix.validate(config)
 
 
 @pytest.mark.slow
@@ -224,43 +127,20 @@ def test_the_gaussian_release_is_fifty_times_more_accurate_than_the_papers(tmp_p
 
 
 @pytest.mark.slow
-def test_the_recommender_runs_and_reports(tmp_path, amazon):
-    found = []
-    for epsilon in (1.0, 8.0):
-        config = configs.get_config("recommender,tiny")
-        config.data.path, config.epsilon = amazon, epsilon
-        workdir = tmp_path / str(epsilon)
-        found.append(finished(config, "configs/gram.py:recommender,tiny", workdir))
-        released = json.loads((workdir / "privacy.json").read_text())
-        assert set(released["releases"]) == {
-            label + seed
-            for label in (
-                "dp_popularity",
-                "transitions",
-                "transitions_one_round",
-                "ease",
-                "attention",
-                "ease_fixed",
-            )
-            for seed in ("", "_seed1")
-        }
-        assert released["total"]["epsilon"] > epsilon
-        # The text form of the ratings is a 5-core, whatever the config says.
-        for spent in (*released["releases"].values(), released["total"]):
-            assert recommender_data.K_CORE in spent["assumptions"]
-        assert not (workdir / "secret").exists()
-        # Both read one release, which counts once in the total.
-        assert released["releases"]["attention"] == released["releases"]["ease"]
-        once = {label: x for label, x in released["releases"].items() if "attention" not in label}
-        counted = released["total"]["event"].count("GaussianDpEvent")
-        assert counted == sum(x["event"].count("GaussianDpEvent") for x in once.values())
-        fixed = released["releases"]["ease_fixed"]
-        assert 0.85 * epsilon < fixed["epsilon"] < epsilon
-        assert fixed["delta"] == config.delta
-    for row in ("transitions", "ease", "attention", "ease_fixed", "dp_popularity"):
-        assert 0 <= found[0].metrics[f"{row}/ndcg@10"] <= found[0].metrics[f"{row}/hit@10"] <= 1
-    labels = {measure.row for measure in found[0].measures}
-    assert labels == set(item_recommender.ROWS) == set(found[0].titles)
+def test_rows_that_read_one_release_count_once(tmp_path):
+    source = "gram:recommender,tiny"
+    config = configured(source, tmp_path)
+    released = executed(config, source, tmp_path / "run").private
+    # The text form of the ratings is a 5-core, whatever the config says.
+    for spent in (*released["releases"].values(), released["total"]):
+        assert recommender_data.K_CORE in spent["assumptions"]
+    assert released["releases"]["attention"] == released["releases"]["ease"]
+    once = {label: x for label, x in released["releases"].items() if "attention" not in label}
+    counted = released["total"]["event"].count("GaussianDpEvent")
+    assert counted == sum(x["event"].count("GaussianDpEvent") for x in once.values())
+    fixed = released["releases"]["ease_fixed"]
+    assert 0.85 * config.epsilon < fixed["epsilon"] < config.epsilon
+    assert fixed["delta"] == config.delta
 
 
 def test_the_fixed_row_splits_its_budget_by_basic_composition():
@@ -271,38 +151,3 @@ def test_the_fixed_row_splits_its_budget_by_basic_composition():
     parts = {0.05: together / share**0.5, 0.95: together / (1 - share) ** 0.5}
     for part, multiplier in parts.items():
         assert privacy.gaussian_epsilon(multiplier, half) == pytest.approx(part * 8.0, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arg", "changed", "named"),
-    [
-        ("tiny", {"rows": 0}, "config.rows=0"),
-        ("tiny", {"max_column_change_fraction": 1.5}, "config.max_column_change_fraction=1.5"),
-        ("tiny", {"eta_fraction": 0.0}, "config.eta_fraction=0.0"),
-        ("tiny", {"kernel": "relu"}, "config.kernel='relu'"),
-        ("tiny", {"slack": 0.9}, "config.slack=0.9"),
-        ("tiny", {"latent_dim": 0}, "config.latent_dim=0"),
-        ("recommender", {"num_kept": 10**6}, "config.num_kept=1000000"),
-        ("recommender", {"transitions.rounds": 0}, "rounds=0"),
-        (
-            "recommender",
-            {"popularity_budget_fraction": 0.0},
-            "config.popularity_budget_fraction=0.0",
-        ),
-        (
-            "recommender",
-            {"fixed.popularity_budget_fraction": 1.0},
-            "config.fixed.popularity_budget_fraction=1.0",
-        ),
-        ("recommender", {"evaluate.split": "train"}, "split='train'"),
-        ("recommender", {"data.path": None}, "config.data.path is missing"),
-    ],
-)
-def test_bad_values_are_named(arg, changed, named, amazon):
-    config = configs.get_config(arg)
-    if "recommender" in arg:
-        config.data.path = amazon
-        config.fixed.num_kept = 5
-    config.update_from_flattened_dict(changed)
-    with pytest.raises(ValueError, match=named):
-        records.experiment(config).validate(config)

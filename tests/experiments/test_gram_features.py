@@ -4,8 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from configs import gram as configs
-from dpx.noise import release
 from experiments.gram import features
 
 KEY = jax.random.key(0)
@@ -14,22 +12,6 @@ KEY = jax.random.key(0)
 def unit_rows(count, dim, seed=0):
     rows = np.random.default_rng(seed).normal(size=(count, dim)) * np.arange(1, dim + 1)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-@pytest.mark.slow
-def test_a_run_pays_for_each_row(tmp_path):
-    config = configs.get_config("features,tiny")
-    features.validate(config)
-    outcome = features.run(config, tmp_path)
-    rows = {m.row for m in outcome.measures}
-    assert rows == {*features.TITLES}
-    free = {"exact", "public"}
-    assert set(outcome.releases) == (rows - free - {"power_method"}) | {"components=2/power_method"}
-    assert all(spent.epsilon <= config.epsilon for spent in outcome.releases.values())
-    found = {m.name: m.value for m in outcome.measures}
-    assert found["components=2/exact/captured"] >= max(
-        value for name, value in found.items() if name.endswith("captured")
-    )
 
 
 @pytest.mark.slow
@@ -45,47 +27,6 @@ def test_without_noise_everything_is_exact():
     best = features.captured(exact, features.leading(exact, 2))
     assert features.captured(exact, basis) == pytest.approx(best, rel=1e-4)
     assert best == pytest.approx(np.linalg.eigvalsh(exact)[-2:].sum() / np.trace(exact))
-
-
-@pytest.mark.slow
-def test_noise_of_the_power_method_covers_a_document(monkeypatch):
-    """The document that points along the basis moves a step by exactly 1, and none by more."""
-    drawn = []
-
-    def spying(key, value, **settings):
-        drawn.append((np.asarray(value), settings))
-        return release(key, value, **settings)
-
-    monkeypatch.setattr(features, "release", spying)
-    rows = unit_rows(40, 5)
-    start = np.linalg.qr(rows[:5].T)[0][:, :2]
-    rows[0], steps = start[:, 0], 3
-    budget = {"epsilon": 1.0, "delta": 1e-5}
-    for kept in (slice(None), slice(1, None)):
-        others = 1e6 * np.eye(5)  # so many that 32 bits would round by 0.06
-        features.power_method(KEY, others + rows[kept].T @ rows[kept], start, steps, **budget)
-    (whole, settings), (less, _) = drawn[0], drawn[steps]
-    moved = np.linalg.norm(whole - less)
-    assert moved == pytest.approx(1, abs=1e-5)
-    assert moved <= settings["sensitivity"] < 1.001
-    _, spent = features.power_method(KEY, rows.T @ rows, start, steps, **budget)
-    own = settings["noise_multiplier"]
-    assert own == pytest.approx(np.sqrt(steps) * spent.event.noise_multiplier)
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"components": (8,)}, "components"),
-        ({"power_steps": 0}, "power_steps"),
-        ({"dim": 0}, "dim"),
-    ],
-)
-def test_bad_settings_are_named(changed, named):
-    config = configs.get_config("features,tiny")
-    config.update(changed)
-    with pytest.raises(ValueError, match=f"config.{named}"):
-        features.validate(config)
 
 
 def test_the_ridge_without_privacy_is_as_strong_as_training_documents_say():

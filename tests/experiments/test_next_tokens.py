@@ -6,7 +6,6 @@ import pytest
 
 import dpx
 from configs import next_tokens as configs
-from dpx.noise import release
 from experiments.cross_attention import next_tokens, token_memory
 from experiments.cross_attention.token_memory import Positions
 
@@ -73,18 +72,6 @@ def test_all_that_a_user_wrote_is_one_record(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         next_tokens.run(config, tmp_path)
     assert len(begun[0]) == 3
-    config.data.record = "window"
-    with pytest.raises(ValueError, match=r"config\.data\.record='window' must be another one"):
-        next_tokens.validate(config)
-
-
-def test_states_are_those_of_the_whole_model():
-    """With adapters, they would be what enters the first layer that has some."""
-    config = configs.get_config("tiny")
-    next_tokens.validate(config)
-    config.tune.target_modules = ("q_proj",)
-    with pytest.raises(ValueError, match=r"config.tune.target_modules=\('q_proj',\) must be \(\)"):
-        next_tokens.validate(config)
 
 
 def test_a_mixture_is_a_distribution():
@@ -100,31 +87,6 @@ def test_a_mixture_is_a_distribution():
         assert found.sum() == pytest.approx(1)
         assert found[0] == pytest.approx((1 - share) * model[0] + share * answers[0, 0])
     np.testing.assert_allclose(np.exp(-next_tokens.mixed(asked, answers, 0.0)), model)
-
-
-@pytest.mark.slow
-def test_a_document_moves_the_sums_by_its_clipped_part(monkeypatch):
-    config = configs.get_config("tiny")
-    told = []
-
-    def spying(key, exact, **settings):
-        told.append((np.asarray(exact), settings["sensitivity"]))
-        return release(key, exact, **settings)
-
-    monkeypatch.setattr(token_memory, "release", spying)
-    public = drawn(9, config, seed=1)
-    rows = drawn(40, config)
-    # A document that says one thing all the time, and has the largest norm.
-    rows.keys[0], rows.classes[0], rows.mask[0] = rows.keys[0, 0], 2, True
-    for kept in (slice(None), slice(1, None)):
-        part = Positions(*(array[kept] for array in rows))
-        total = token_memory.clipped_sum(config, part, public, config.degree)
-        token_memory.release_memory(config, jax.random.key(0), total)
-    (whole, sensitivity), (less, again) = told
-    assert sensitivity == again
-    moved = np.linalg.norm(whole - less)
-    assert moved == pytest.approx(sensitivity, rel=1e-5)
-    assert moved <= sensitivity
 
 
 @pytest.mark.slow
@@ -149,20 +111,3 @@ def test_classes_that_public_documents_lack_are_refused():
     states = np.random.default_rng(0).normal(size=(3, LENGTH, 8))
     with pytest.raises(ValueError, match=r"config\.num_classes=8 must be at most the 1 tokens"):
         token_memory.fit_reader(states, documents, config.dim, config.num_classes)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        pytest.param("public", 20, marks=pytest.mark.slow),
-        ("dim", 0),
-        ("degree", 3),
-        ("clip_quantile", 1.0),
-        ("draws", 0),
-    ],
-)
-def test_bad_settings_are_named(name, value):
-    config = configs.get_config("tiny")
-    config[name] = value
-    with pytest.raises(ValueError, match=f"config.{name}={value}"):
-        next_tokens.validate(config)

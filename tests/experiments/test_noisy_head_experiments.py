@@ -2,7 +2,6 @@
 
 import importlib
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,57 +15,20 @@ from experiments.noisy_head.methods import make_cell, make_descent
 def run(config, workdir):
     module = importlib.import_module(f"experiments.{config.experiment}")
     module.validate(config)
-    assert module.plan(config).parameters
-    outcome = module.run(config, workdir)
-    assert all(np.isfinite(value) for value in outcome.metrics.values())
-    assert outcome.headline.epsilon == config.epsilon
-    assert outcome.releases
-    names = [measure.name for measure in outcome.measures]
-    assert len(set(names)) == len(names)
-    for measure in outcome.measures:
-        # A private row has an ε: that of its release, or its own where the run tries several.
-        public = measure.row in (
-            "zero",
-            "ridge",
-            "best_ridge",
-            "ridge_qr",
-            "ridge_gram",
-            "not_private",
-            "claimed",
-        )
-        private = measure.row in outcome.releases or measure.place in outcome.releases
-        assert private != (public or measure.row.endswith("_without_noise")), measure.name
-    assert {measure.row for measure in outcome.measures} <= set(outcome.titles)
-    record = SimpleNamespace(
-        config=config.to_dict(),
-        measures=outcome.measures,
-        titles=outcome.titles,
-        workdir=workdir,
-        title=lambda: "noisy_head",
-    )
-    drawn = module.figures([record], workdir)
-    assert drawn
-    assert min(path.stat().st_size for path in drawn) > 1000
-    return outcome
+    return module.run(config, workdir)
 
 
 @pytest.mark.slow
-def test_low_dim(tmp_path):
+def test_what_a_simulation_measures(tmp_path):
     metrics = run(get_config("low_dim,tiny"), tmp_path).metrics
     place = "num_prompts=64/epsilon=1.0"
     assert metrics[f"{place}/one_shot/excess_risk"] < metrics[f"{place}/paper/excess_risk"]
     assert metrics[f"{place}/paper/excess_risk_se"] > 0
     assert metrics["num_prompts=64/zero/test_mse"] == 1.0
     assert metrics["num_prompts=64/ridge/excess_risk"] == 0.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["high_dim", "useful", "rates", "early_stopping", "robustness"])
-def test_other_variants(variant, tmp_path):
-    metrics = run(get_config(f"{variant},tiny"), tmp_path).metrics
-    if variant == "rates":
-        assert metrics["axis=length/claimed/exponent"] == -3.0
-        assert -4 < metrics["axis=epsilon/paper/exponent"] < 1
+    metrics = run(get_config("rates,tiny"), tmp_path).metrics
+    assert metrics["axis=length/claimed/exponent"] == -3.0
+    assert -4 < metrics["axis=epsilon/paper/exponent"] < 1
 
 
 @pytest.mark.slow
@@ -127,32 +89,6 @@ def test_own_prompts(tmp_path, prompts, kind):
         assert not any("documents" in words for words in outcome.headline.assumptions)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "changed", "message"),
-    [
-        (lambda x, y: {"x": x}, {}, "prompts.npz: has no array 'y': it holds x"),
-        (lambda x, y: {"x": x, "y": y[:, 1:]}, {}, r"x is \(30, 4, 5\) and y is \(30, 3\)"),
-        (
-            lambda x, y: {"x": x * np.nan, "y": y},
-            {},
-            "prompts.npz: x holds values that are not fin",
-        ),
-        (lambda x, y: {"x": x[:1], "y": y[:1]}, {}, "prompts.npz: 1 prompts leave none"),
-        (
-            lambda x, y: {"x": x, "y": y},
-            {"data.column": "a"},
-            "config.data.column='a' is for texts",
-        ),
-    ],
-)
-def test_bad_prompts_are_named(tmp_path, prompts, arrays, changed, message):
-    np.savez(tmp_path / "prompts.npz", **arrays(*prompts))
-    config = get_config("text,tiny")
-    config.update_from_flattened_dict({"data.path": str(tmp_path / "prompts.npz"), **changed})
-    with pytest.raises(ValueError, match=message):
-        noisy_head_text.validate(config)
-
-
 def test_tables_that_are_no_prompts_are_named(tmp_path):
     path = tmp_path / "numbers.csv"
     path.write_text("1,2,9\n" * 6)
@@ -160,9 +96,6 @@ def test_tables_that_are_no_prompts_are_named(tmp_path):
     config.data.path, config.data.column = str(path), "1"
     with pytest.raises(ValueError, match=r"holds no word: .* --config.data.source=arrays"):
         noisy_head_text.read(config)
-    config.data.source, config.data.column = "arrays", None
-    with pytest.raises(ValueError, match=r"6 lines are no whole number of prompts of 4 tokens"):
-        noisy_head_text.validate(config)
 
 
 def test_settings_are_the_papers():
@@ -191,38 +124,6 @@ def test_settings_are_the_papers():
     G = descent.hyper.feature_radius
     np.testing.assert_allclose(descent.step_size, 0.007 / (0.01 + G**2) ** 2)
     assert descent.steps == math.ceil(math.log(5000))
-
-
-@pytest.mark.parametrize(
-    ("variant", "key", "value", "message"),
-    [
-        ("low_dim", "epsilon", -1.0, "epsilon=-1"),
-        ("low_dim", "delta", 0.0, "delta=0"),
-        ("low_dim", "trials", 0, "trials=0"),
-        ("low_dim", "regularization", -5.0, "regularization=-5"),
-        ("low_dim", "dim", 0, "dim=0"),
-        ("low_dim", "methods", ("foo",), "'foo'"),
-        ("useful", "axes.num_prompts", (0,), r"axes\.num_prompts"),
-        ("early_stopping", "inits", ("foo",), "'foo'"),
-        ("early_stopping", "methods", (), "methods"),
-        ("early_stopping", "steps_grid", (0, 20), "steps_grid"),
-        ("early_stopping", "steps_grid", (), "steps_grid"),
-        ("robustness", "methods", (), "methods"),
-        ("robustness", "powers", (), "powers"),
-        ("high_dim", "epsilon", 5.0, "classical Gaussian bound"),
-        ("robustness", "where", "labels", "where='labels'"),
-        ("text", "test_fraction", 1.0, "test_fraction=1"),
-        ("text", "data.source", "web", "data.source='web'"),
-    ],
-)
-def test_misuse(variant, key, value, message, tmp_path):
-    config = get_config(variant)
-    if variant == "text":
-        config.data.path = str(tmp_path)
-    config.update_from_flattened_dict({key: value})
-    module = importlib.import_module(f"experiments.{config.experiment}")
-    with pytest.raises(ValueError, match=message):
-        module.validate(config)
 
 
 @pytest.mark.slow

@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from all_configs import executed
 
-from configs import gram as gram_configs
 from configs.recommender import VARIANTS, get_config
 from dpx.data import synthetic_histories
-from dpx.launch import records, run
+from dpx.launch import records
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import recommender
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +27,7 @@ def finished(tmp_path_factory):
     config = records.load_config(SOURCE)
     columns = {"user": "customer", "item": "product", "time": "when", "path": str(table)}
     config.update({"data": columns, "comparisons": True, "noise_seed": 1})
-    run.prepare(config, SOURCE, folder / "run")
-    record = run.execute(config, folder / "run")
+    record = executed(config, SOURCE, folder / "run")
     table.unlink()
     recommender_data._loaded.cache_clear()
     return record
@@ -107,44 +105,3 @@ def test_a_config_has_the_keys_that_its_data_read():
     assert get_config("table").data.path is None
     assert {variant for variant in VARIANTS if "user" in keys[variant]} == {"table"}
     assert {variant for variant in VARIANTS if "min_count" not in keys[variant]} == {"synthetic"}
-
-
-def test_a_path_is_refused_where_none_is_read():
-    config = gram_configs.get_config("recommender")
-    config.data.kind, config.data.path = "movielens", "mine.csv"
-    with pytest.raises(
-        ValueError, match=r"data\.path='mine\.csv' is not read.*recommender\.py:table"
-    ):
-        run.check(config)
-
-
-@pytest.mark.parametrize(
-    ("variant", "kind"), [("movielens", "synthetic"), ("synthetic", "amazon"), ("amazon", "table")]
-)
-def test_another_kind_of_data_is_another_config(variant, kind):
-    config = get_config(variant)
-    config.data.kind = kind
-    with pytest.raises(ValueError, match=rf"kind='{kind}'.*configs/recommender\.py:{kind}"):
-        recommender.validate(config)
-
-
-@pytest.mark.parametrize(
-    ("content", "changed", "named"),
-    [
-        (None, {}, "config.data.path is missing: give the file of interactions"),
-        ("who,item\n1,2\n", {}, r"no column 'user'.*config\.data\.user"),
-        ("user,item\na,1\na,2\n", {}, "no user of three items"),
-        ("user,item\na,1\na,1\na,1\n", {}, "the data hold 1 item"),
-        ("user,item\na,1\na,2\na,1\n", {"data.limit": -1}, "config.data.limit=-1"),
-        ("user,item\na,1\na,2\na,1\n", {"train.batch_size": 2}, "config.train.batch_size=2"),
-    ],
-)
-def test_what_cannot_be_used_is_named_before_anything_runs(tmp_path, content, changed, named):
-    config = get_config("table,tiny")
-    config.delta = 1e-6
-    if content is not None:
-        config.data.path = str(tmp_path / "a.csv")
-        (tmp_path / "a.csv").write_text(content)
-    config.update_from_flattened_dict(changed)
-    with pytest.raises(ValueError, match=named):
-        recommender.validate(config)

@@ -2,8 +2,9 @@
 
 import jax
 import pytest
+from all_configs import executed
 
-from dpx.launch import records, run
+from dpx.launch import records
 
 pytestmark = pytest.mark.slow
 
@@ -14,26 +15,9 @@ def test_a_saved_model_needs_no_private_text(tmp_path, record):
     path.write_text("\n".join(f"line {i} says to be or not" for i in range(400)))
     config = records.load_config("configs/text.py:tiny")
     config.update({"data": {"path": str(path), "record": record}})
-    run.prepare(config, "configs/text.py:tiny", tmp_path / "run")
-    found = run.execute(config, tmp_path / "run")
+    found = executed(config, "configs/text.py:tiny", tmp_path / "run")
     assert found.releases["dp_transformer"]["unit"] == record
     path.unlink()
     model = records.load(tmp_path / "run")
     assert model.log_prob(["line 3 says to b"])[0] < 0
     assert len(model.sample(jax.random.key(0), 2)) == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"path": None, "generated": 0}, "data.path is missing"),
-        ({"record": "page"}, "data.record='page'"),
-        ({"outside": "guess"}, "outside='guess'"),
-        ({"held_out": 1.0}, "data.held_out"),
-    ],
-)
-def test_bad_settings_are_named(changes, message):
-    config = records.load_config("configs/text.py:tiny")
-    config.update({"data": changes})
-    with pytest.raises(ValueError, match=message):
-        run.check(config)

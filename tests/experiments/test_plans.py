@@ -1,15 +1,15 @@
 """What `--dry_run` says that a run will cost is what the run then costs: every config and variant."""
 
+import dataclasses
 import re
 
-import numpy as np
 import pytest
-from all_configs import all_sources, configured
+from all_configs import all_sources, configured, executed
+from own_files import OWN_FILES, write_lines
 
 from dpx.launch import records, run
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 from dpx.training import keys
-from experiments.cross_attention import labelled
 from experiments.dp_transformer import training
 
 # What every release of a run rests on, because of how the records are read.
@@ -72,6 +72,12 @@ def test_a_run_costs_what_its_plan_says(source, tmp_path, monkeypatch):
                 or "data are synthetic" in words
                 or re.search(rf"\b{kind}\b", words)
             ), measure.name
+    # Every row has a title, and is drawn.
+    assert {measure.row for measure in record.measures} <= set(record.titles)
+    other = dataclasses.replace(record, config=record.config | {"epsilon": 2 * config.epsilon})
+    if hasattr(experiment := records.experiment(config), "figures"):
+        for path in experiment.figures([record, other], tmp_path):
+            assert path.stat().st_size > 1000
     # Only what is about nobody's data may have noise that everybody can repeat.
     assert record.private["synthetic"] == (not drawn)
 
@@ -95,89 +101,42 @@ PUBLISHED = {
 
 def own(source, folder):
     """Changes by which a source reads data of one's own."""
-    text, words = folder / "own.txt", ("to", "be", "or", "not", "that", "is", "the", "question")
-    lines = [" ".join(words[(i // 8**k) % 8] for k in range(3)) for i in range(400)]
-    text.write_text("\n".join(lines))
-    if source == "quickstart:tiny":
-        letters = "abcdefghij"
-        text.write_text("\n".join(a + b + c for a in letters for b in letters for c in letters))
-        return {"data.path": str(text)}
-    if source == "cross_attention:sentences,tiny":
-        rows = [
-            f"{'ab'[i % 2]}{i % 7} w{i % 5},{('negative', 'positive')[i % 2]}" for i in range(60)
-        ]
-        (folder / "own.csv").write_text("\n".join(["text,label", *rows]))
-        both = dict.fromkeys(("data.path", "data.test_path"), str(folder / "own.csv"))
-        return both | {"data.kind": "table", "data.text": "text", "data.label": "label"}
-    if source == "cross_attention:retrieval,tiny":
-        made = labelled._generated(400, np.random.default_rng(0))
-        rows = [f"{document},{group}" for document, group in zip(*made, strict=True)]
-        (folder / "own.csv").write_text("\n".join(["text,Category", *rows]))
-        both = dict.fromkeys(("data.path", "data.public_path"), str(folder / "own.csv"))
-        return both | {"data.generated": 0}
-    if source in (
-        "text:tiny",
-        "finetune:pretrained,tiny",
-        "finetune:scratch,tiny",
-        "next_tokens:tiny",
-    ):
-        later = {"data.test_path": str(text)} if source == "next_tokens:tiny" else {}
-        return {"data.path": str(text), "data.record": "line"} | later
-    return {}
+    if source not in OWN_FILES:
+        return {}
+    given = OWN_FILES[source](folder, None)
+    if OWN_FILES[source] is write_lines:
+        given["data.record"] = "line"
+    if source == "next_tokens:tiny":
+        given["data.test_path"] = given["data.path"]
+    return given
+
+
+OWN = [
+    source
+    for source in all_sources()
+    if "path" in records.load_config(source).get("data", {}) and source not in PUBLISHED
+]
 
 
 @pytest.mark.quick_cases("noisy_head:text,tiny", "gram:table,tiny")
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(s, marks=pytest.mark.slow if "next_tokens" in s else ())
-        for s in all_sources()
-        if "path" in records.load_config(s).get("data", {}) and s not in PUBLISHED
-    ],
-)
-def test_on_ones_own_data_a_run_spends_what_it_is_given(source, tmp_path):
+@pytest.mark.parametrize("source", OWN)
+def test_on_ones_own_data_a_run_spends_what_it_is_given(source, tmp_path, monkeypatch):
     config = configured(source, tmp_path, **own(source, tmp_path))
     run.check(config)
     total = run.compose(dict(run.plan(config).releases))
     assert total.epsilon == pytest.approx(config.epsilon, rel=5e-3)
     assert total.epsilon <= config.epsilon * (1 + 1e-6)
+    if own(source, tmp_path):  # whose other tests are about data that come with dpx
+        monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
+        record = executed(config, source, tmp_path / "run")
+        assert record.total["epsilon"] == pytest.approx(total.epsilon, rel=1e-6)
     if source not in ("gram:table,tiny", "cross_attention:table,tiny", "finetune:scratch,tiny"):
         config.comparisons = True
         more = run.compose(dict(run.plan(config).releases))
         assert more.epsilon > 1.2 * config.epsilon
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "source",
-    [
-        "quickstart:tiny",
-        "text:tiny",
-        "finetune:pretrained,tiny",
-        "finetune:scratch,tiny",
-        "next_tokens:tiny",
-        "cross_attention:retrieval,tiny",
-        "cross_attention:sentences,tiny",
-    ],
-)
-def test_on_ones_own_data_a_run_ends_without_its_comparisons(source, tmp_path, monkeypatch):
-    """These have data of their own, and make fewer rows of other data."""
-    monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
-    config = configured(source, tmp_path, **own(source, tmp_path))
-    run.prepare(config, source, tmp_path / "run")
-    total = run.compose(dict(run.plan(config).releases))
-    record = run.execute(config, tmp_path / "run")
-    assert record.total["epsilon"] == pytest.approx(total.epsilon, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        s
-        for s in all_sources()
-        if "path" in records.load_config(s).get("data", {}) and s not in PUBLISHED
-    ],
-)
+@pytest.mark.parametrize("source", OWN)
 def test_a_config_releases_as_often_as_its_tiny_form(source):
     """The other tests here run the tiny forms alone."""
     whole, tiny = (

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from configs import cross_attention as configs
-from dpx.privacy import gaussian_epsilon
 from dpx.training.keys import derive
 from experiments.cross_attention import reader
 
@@ -30,19 +29,6 @@ def test_without_noise_it_reads_the_exact_memory(small, rows):
     small.remember(derive(KEY), jnp.asarray(rows), epsilon=1e8, delta=1e-6)
     x = jnp.asarray(rows[:40, :3])
     np.testing.assert_allclose(small(x), small(x, jnp.asarray(rows)), atol=2e-3)
-
-
-@pytest.mark.slow
-def test_all_blocks_cost_the_budget_together(rows):
-    own = reader.Reader(8, 2, rngs=nnx.Rngs(1))
-    own.remember(derive(KEY), jnp.asarray(rows), epsilon=1.0, delta=1e-6)
-    spent = own.guarantee(1e-6)
-    assert spent.epsilon == pytest.approx(1.0, rel=1e-3)
-    first, second = (layer.guarantee.event.noise_multiplier for layer in own.attention)
-    assert first == pytest.approx(second)
-    assert gaussian_epsilon(first / 2**0.5, 1e-6) == pytest.approx(1.0, rel=1e-3)
-    noises = [layer.moments[...] for layer in own.attention]
-    assert not np.allclose(noises[0], noises[1])
 
 
 @pytest.mark.slow
@@ -78,20 +64,3 @@ def test_training_lowers_the_error_on_memories_that_it_has_not_seen():
         return float(jax.vmap(of_task)(x, y).mean())
 
     assert error(reader.trained(config)) < 0.8 * float(jnp.square(y).mean())
-
-
-@pytest.mark.slow
-def test_a_run_leaves_its_table(tmp_path):
-    config = configs.get_config("reader,tiny")
-    reader.validate(config)
-    outcome = reader.run(config, tmp_path)
-    assert {m.row for m in outcome.measures} == set(reader.TITLES)
-    assert set(outcome.releases) == {"reader", "dp_mean"}
-
-
-@pytest.mark.parametrize("name", ["model.dim", "public_training.steps", "data.held_out"])
-def test_bad_settings_are_named(name):
-    config = configs.get_config("reader,tiny")
-    config.update_from_flattened_dict({name: 0})
-    with pytest.raises(ValueError, match=f"config.{name}"):
-        reader.validate(config)

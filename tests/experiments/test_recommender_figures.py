@@ -1,11 +1,14 @@
-"""The recommender's figures from hand-made records."""
+"""The recommender's figures from hand-made records, and means over runs."""
 
 import json
+
+import pytest
 
 from configs.recommender import get_config
 from dpx.launch.experiment import Measure
 from dpx.launch.records import Record
-from experiments.dp_transformer import recommender, recommender_figures
+from experiments.dp_transformer import recommender
+from experiments.repeated import measure, over_runs
 
 
 def record(workdir, curves=False, **changed):
@@ -27,42 +30,36 @@ def record(workdir, curves=False, **changed):
     return Record(workdir, "", config.to_dict(), changed, {}, {}, 1.0, measures=tuple(measures))
 
 
-def test_runs_of_one_setting_are_averaged_and_one_run_has_its_own_error(tmp_path):
-    runs = [record(tmp_path / f"{number}", epsilon=e) for number, e in enumerate((5.0, 8.0))]
-    value, error = recommender_figures.mean(runs[:1], "start", "ndcg@10")
-    assert (round(value, 9), round(error, 9)) == (2.5, 0.1)
-    value, error = recommender_figures.mean(runs, "start", "ndcg@10")
-    assert (round(value, 9), round(error, 9)) == (2.65, 0.15)
-    assert recommender_figures.mean(runs, "absent", "ndcg@10") is None
+def test_runs_of_one_setting_are_averaged_and_one_run_has_its_own_error():
+    one, two = Measure("start", "ndcg@10", 0.025, 0.001), Measure("start", "ndcg@10", 0.028)
+    assert over_runs([one]) == (0.025, 0.001)
+    assert over_runs([two]) == (0.028, 0.0)
+    assert over_runs([one, two]) == pytest.approx((0.0265, 0.0015))
+    assert measure("row", "metric", [1.0]).error is None
+    assert measure("row", "metric", [1.0, 3.0]) == Measure("row", "metric", 2.0, 1.0)
 
 
-def drawn(found, folder):
-    paths = recommender.figures(found, folder)
-    for path in paths:
-        assert path.stat().st_size > 1000
-    return sorted(path.name for path in paths)
+GRID = [(256, 1e-3), (256, 1e-2), (1024, 1e-3)]  # with a hole
 
 
-def test_a_run_that_was_evaluated_draws_curves(tmp_path):
-    assert drawn([record(tmp_path / "a", curves=True)], tmp_path) == ["recommender_curves_8_a.png"]
-
-
-def test_a_grid_draws_a_heat_map_even_with_holes(tmp_path):
-    cells = [(256, 1e-3), (256, 1e-2), (1024, 1e-3)]
-    found = [
-        record(tmp_path / f"{number}", **{"train.batch_size": batch, "train.learning_rate": rate})
-        for number, (batch, rate) in enumerate(cells)
-    ]
-    assert drawn(found, tmp_path) == ["recommender_grid_8.png"]
-
-
-def test_sharing_draws_bars(tmp_path):
-    found = [
-        record(tmp_path / f"{number}", **{"model.tied": tied, "model.dim": dim})
-        for number, (tied, dim) in enumerate([(True, 64), (False, 64), (False, 32)])
-    ]
-    assert drawn(found, tmp_path) == ["recommender_sharing.png"]
-
-
-def test_a_single_run_draws_nothing(tmp_path):
-    assert drawn([record(tmp_path / "a")], tmp_path) == []
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        ([{"curves": True}], ["recommender_curves_8_0.png"]),
+        (
+            [{"train.batch_size": size, "train.learning_rate": rate} for size, rate in GRID],
+            ["recommender_grid_8.png"],
+        ),
+        (
+            [{"model.tied": x, "model.dim": d} for x, d in ((True, 64), (False, 64), (False, 32))],
+            ["recommender_sharing.png"],
+        ),
+        ([{}], []),
+    ],
+    ids=["curves", "grid", "sharing", "a single run"],
+)
+def test_what_runs_allow_is_drawn(runs, names, tmp_path):
+    found = [record(tmp_path / f"{number}", **run) for number, run in enumerate(runs)]
+    drawn = recommender.figures(found, tmp_path)
+    assert [path.name for path in drawn] == names
+    assert all(path.stat().st_size > 1000 for path in drawn)

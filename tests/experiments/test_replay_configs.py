@@ -1,5 +1,7 @@
 """Every config at `tiny`, run whole on neighbouring data sets, and paid for what its noise was in fact.
 
+Where rows share releases, each row is too; and held-out data cost nothing.
+
 The configs are those of the folder: a new one, or a new variant, has to say here how its records change.
 """
 
@@ -12,29 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from all_configs import all_sources, configured
+from all_configs import all_sources, configured, executed
 
+from dpx import _storage as storage
 from dpx import audit, noisy_head
 from dpx.data import Histories
-from dpx.launch import run
 from dpx.privacy import REPLACE_ONE
-from experiments.cross_attention import (
-    kernel_regression,
-    labelled,
-    reader,
-)
-from experiments.cross_attention import (
-    query_error as cross_attention,
-)
+from dpx.training import checkpoints
+from experiments.cross_attention import kernel_regression, labelled, reader
+from experiments.cross_attention import query_error as cross_attention
 from experiments.cross_attention import table as own_memory
 from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import distraction, from_scratch, labelled_texts, tuned_text
 from experiments.dp_transformer import documents as docs
-from experiments.dp_transformer import (
-    from_scratch,
-    labelled_texts,
-    models,
-    tuned_text,
-)
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import attention_error as gram
 from experiments.gram import own_matrix
@@ -70,6 +62,7 @@ TUNING = TRAINING | {
     "ngrams": (1,),
 }
 DROPOUT = {"data.limit": 120, "reattention.enabled": True, "model.dropout": 0.5}
+CORRECTED = {"reattention.enabled": True, "reattention.budget_fraction": 0.5, "num_seeds": 1}
 GRU = {
     "data.limit": 120,
     "model.kind": "gru",
@@ -78,7 +71,11 @@ GRU = {
 }
 # Changes of a config before it is replayed: rows and options that its defaults leave out.
 CHANGES = {
-    "quickstart:tiny": [TRAINING | DROPOUT, TRAINING | GRU | {"train.sampling": "allocation"}],
+    # Shares that are large enough to be missed where one is left out.
+    "quickstart:tiny": [
+        TRAINING | DROPOUT | {"reattention.budget_fraction": 0.4},
+        TRAINING | GRU | {"train.sampling": "allocation"},
+    ],
     "shakespeare:tiny": [TRAINING | {"model.dropout": 0.2}],
     "text:tiny": [TRAINING | {"data.limit": 120, "train.secure": True}],
     "friends:users,tiny": [
@@ -90,15 +87,22 @@ CHANGES = {
     "classify:newsgroups,tiny": [TRAINING | {"words.batch_size": 16}],
     "classify:reuters,tiny": [TRAINING | {"words.batch_size": 16, "train.sampling": "allocation"}],
     "classify:table,tiny": [TRAINING, TRAINING | {"comparisons": True, "words.batch_size": 16}],
-    "finetune:pretrained,tiny": [TUNING, TUNING | {"data.user": "who"}],
+    "finetune:pretrained,tiny": [
+        TUNING | more
+        for more in ({}, {"data.user": "who"}, {"tune.mode": "full"}, {"tune.layers": 1})
+    ],
     "finetune:scratch,tiny": [TRAINING | {"data.limit": 60, "data.record": "line"}],
     "reattention:tiny": [
         {name: value for name, value in TRAINING.items() if not name.startswith("non_private")}
         | {"sequences": 4, "data.num_users": 40}
     ],
     "recommender:movielens,tiny": [TRAINING | {"model.dropout": 0.5, "num_seeds": 2}],
-    "recommender:amazon,tiny": [TRAINING | {"reattention.enabled": True, "num_seeds": 1}],
-    "recommender:amazon_warm,tiny": [TRAINING | {"num_seeds": 1, "model.dropout": 0.2}],
+    "recommender:amazon,tiny": [
+        TRAINING | CORRECTED | {"popularity_budget_fraction": 0.5, "choice_budget_fraction": 0.2}
+    ],
+    "recommender:amazon_warm,tiny": [
+        TRAINING | {"num_seeds": 1, "model.dropout": 0.2, "choice_budget_fraction": 0.05}
+    ],
     "recommender:movielens1m,tiny": [
         TRAINING | {"model.kind": "lstm", "model.tied": False, "train.sampling": "auto"}
     ],
@@ -114,7 +118,8 @@ CHANGES = {
     ],
     "cross_attention:sentences,tiny": [{"regression.batch_size": 16}],
     "gram:features,tiny": [{"regression.batch_size": 16}],
-    "next_tokens:tiny": [{"data.limit": 40, "data.record": "line", "draws": 1}],
+    "next_tokens:tiny": [{"data.limit": 40, "data.record": "line"}],
+    "cross_attention:size,tiny": [{"trials": 2}],
 }
 
 
@@ -136,6 +141,7 @@ class Case:
       floor: The largest ratio is at least this, or the neighbours are not near the worst.
       paid: The total is what the noise that was drawn costs. It is not where one run draws several times
         on data that are made up for each.
+      held_out: The data with other held-out ones, if a case has them.
     """
 
     inject: Callable[[Any], None]
@@ -144,6 +150,11 @@ class Case:
     exposed: dict[str, str]
     floor: float
     paid: bool = True
+    held_out: Any = None
+
+
+class Later(list):
+    """The same records to train on, with others to measure on."""
 
 
 def removed(rows, *indices):
@@ -172,6 +183,9 @@ def _texts(config, patch, module=corpora, name="load"):
         own = dataclasses.replace(corpus.train, tokens=tokens, users=whose(rows, corpus.train))
         assert np.array_equal(own.mask, mask)
         changed = corpus._replace(train=own)
+        if isinstance(rows, Later):  # as many, since their number is public
+            others = np.maximum(np.arange(corpus.test.num_units), 1)
+            changed = changed._replace(test=corpus.test.take(others))
         patch.setattr(module, name, lambda config: changed)
 
     # All records of a unit, which is a user or one record.
@@ -182,7 +196,7 @@ def _texts(config, patch, module=corpora, name="load"):
     # The first, a long one, one of a pair, and a third of that pair.
     neighbours = [*removed(rows, 0, longest, 7), ([*rows, rows[3]], np.arange(len(rows) + 1))]
     exposed = {"result/metrics/*/train_*": "train metrics"} if config.train_loss else {}
-    return Case(inject, rows, neighbours, exposed, 0.9)
+    return Case(inject, rows, neighbours, exposed, 0.9, held_out=Later(rows))
 
 
 def _from_scratch(config, patch):
@@ -210,10 +224,7 @@ def _classified(config, patch):
 
     def inject(rows):
         texts, labels = (np.concatenate(part) for part in zip(*rows, strict=True))
-        whose_texts = None
-        if train.users is not None:
-            whose_texts = np.repeat(range(len(rows)), [len(x) for x, _ in rows])
-        found = labelled_texts.Labelled(texts, labels, whose_texts)
+        found = labelled_texts.Labelled(texts, labels, whose(rows, train))
         patch.setattr(labelled_texts, "load", lambda config: (found, test))
 
     rows = [train.take([number])[:2] for number in range(min(train.num_units, 100))]
@@ -232,12 +243,12 @@ def _histories(config, patch):
 
     rows = users()
     # Of users who leave, the held-out items leave too.
-    return Case(inject, rows, removed(rows, 0, 59), {"result/metrics/*": "test metrics"}, 0.9)
+    exposed = {"result/metrics/*": "test metrics"}
+    other = [np.append(own[:-1], (own[-1] + 1) % 12) for own in rows]  # of each user the last item
+    return Case(inject, rows, removed(rows, 0, 59), exposed, 0.9, held_out=other)
 
 
 def _sequences(config, patch):
-    from experiments.dp_transformer import distraction
-
     histories = distraction._histories(config)
 
     def inject(rows):
@@ -255,14 +266,8 @@ def _gram_errors(config, patch):
     other[:, 7] *= -3
     opposite[:, 0] = 0
     exposed = {"result/metrics/*": "errors", "result/notes": "the notes", "stdout": "errors"}
-    return Case(
-        lambda X: patch.setattr(gram, "_columns", lambda config: X),
-        X,
-        [(other, None), (opposite, None)],
-        exposed,
-        0.1,
-        paid=False,
-    )
+    inject = lambda X: patch.setattr(gram, "_columns", lambda config: X)  # noqa: E731
+    return Case(inject, X, [(other, None), (opposite, None)], exposed, 0.1, paid=False)
 
 
 def _own_matrix(config, patch):
@@ -282,14 +287,9 @@ def _memories(config, patch):
     patch.setattr(cross_attention, "_timed", lambda call: (call(), 0.0))
     K, V, Q = (part.copy() for part in data)
     K[0], V[0] = 1.0, -1.0
-    return Case(
-        lambda data: patch.setattr(cross_attention, "_draw", lambda config, trial: data),
-        data,
-        [((K, V, Q), None)],
-        {"result/metrics/*": "errors"},
-        0.05,
-        paid=False,
-    )
+    inject = lambda data: patch.setattr(cross_attention, "_draw", lambda *_: data)  # noqa: E731
+    exposed = {"result/metrics/*": "errors"}
+    return Case(inject, data, [((K, V, Q), None)], exposed, 0.05, paid=False)
 
 
 def _own_memory(config, patch):
@@ -298,13 +298,9 @@ def _own_memory(config, patch):
     far, opposite = (K.copy(), V.copy()), (K.copy(), V.copy())
     far[0][0], far[1][0] = 1e30, -1e30
     opposite[0][59], opposite[1][59] = 0.0, -np.sign(V[59])
-    return Case(
-        lambda data: patch.setattr(own_memory, "_load", lambda config: data),
-        (K, V),
-        [(far, None), (opposite, None)],
-        {"result/metrics/*": "errors"},
-        0.3,
-    )
+    inject = lambda data: patch.setattr(own_memory, "_load", lambda config: data)  # noqa: E731
+    neighbours = [(far, None), (opposite, None)]
+    return Case(inject, (K, V), neighbours, {"result/metrics/*": "errors"}, 0.3)
 
 
 def _sales(config, patch):
@@ -323,13 +319,9 @@ def _diamonds(where, exact, patch):
     test = rng.uniform(low, [5, 75, 80, 19_000], (10, 4))
     extreme, other = rows.copy(), rows.copy()
     extreme[0], other[59] = [1e6, -1e6, 1e6, 1e9], rows[0]
-    return Case(
-        lambda train: patch.setattr(where, "load_diamonds", lambda config: (train, test)),
-        rows,
-        [(extreme, None), (other, None)],
-        {f"result/metrics/{row}/*": row for row in exact},
-        0.3,
-    )
+    inject = lambda x: patch.setattr(where, "load_diamonds", lambda config: (x, test))  # noqa: E731
+    exposed = {f"result/metrics/{row}/*": row for row in exact}
+    return Case(inject, rows, [(extreme, None), (other, None)], exposed, 0.3)
 
 
 def _labelled(config, patch):
@@ -397,50 +389,114 @@ def _own_prompts(config, patch):
     train, test = prompts(30), prompts(5)
     other = noisy_head.Prompts(train.x.copy(), train.y.copy())
     other.x[0], other.y[0] = 1e3, -1e3
-    return Case(
-        lambda train: patch.setattr(noisy_head_text, "read", lambda config: (train, test)),
-        train,
-        [(other, None)],
-        {"result/metrics/*": "every risk", "file/notes.md": "every risk"},
-        0.01,
-        paid=False,  # what the last iterate costs is less than what all of its steps do
-    )
+    inject = lambda x: patch.setattr(noisy_head_text, "read", lambda config: (x, test))  # noqa: E731
+    exposed = {"result/metrics/*": "every risk", "file/notes.md": "every risk"}
+    # What the last iterate costs is less than what all of its steps do.
+    return Case(inject, train, [(other, None)], exposed, 0.01, paid=False)
 
 
+MAKERS = {
+    _texts: ("quickstart", "shakespeare", "text", "friends:users", "friends:lines"),
+    _from_scratch: ("finetune:scratch",),
+    _documents: ("finetune:pretrained", "next_tokens"),
+    _classified: [f"classify:{x}" for x in ("table", "sentences", "reuters", "newsgroups")],
+    _sequences: ("reattention",),
+    _gram_errors: ("gram:error",),
+    _own_matrix: ("gram:table",),
+    _histories: (
+        "gram:recommender",
+        *(f"recommender:{x}" for x in ("movielens", "movielens1m", "amazon", "amazon_warm")),
+        *("recommender:synthetic", "recommender:table"),
+    ),
+    _labelled: ("gram:features", "cross_attention:retrieval", "cross_attention:sentences"),
+    _sales: ("cross_attention:diamonds",),
+    _read_sales: ("cross_attention:reader",),
+    _own_memory: ("cross_attention:table",),
+    _memories: [f"cross_attention:{x}" for x in ("size", "epsilon", "bound")],
+    _own_prompts: ("noisy_head:text",),
+    _prompts: [
+        f"noisy_head:{x}"
+        for x in ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness")
+    ],
+}
 CASES = {
-    "quickstart:tiny": _texts,
-    "shakespeare:tiny": _texts,
-    "text:tiny": _texts,
-    "friends:users,tiny": _texts,
-    "friends:lines,tiny": _texts,
-    "classify:table,tiny": _classified,
-    "finetune:scratch,tiny": _from_scratch,
-    "finetune:pretrained,tiny": _documents,
-    "next_tokens:tiny": _documents,
-    "reattention:tiny": _sequences,
-    "gram:error,tiny": _gram_errors,
-    "gram:table,tiny": _own_matrix,
-    "gram:recommender,tiny": _histories,
-    "gram:features,tiny": _labelled,
-    "cross_attention:retrieval,tiny": _labelled,
-    "cross_attention:sentences,tiny": _labelled,
-    "cross_attention:diamonds,tiny": _sales,
-    "cross_attention:reader,tiny": _read_sales,
-    "cross_attention:table,tiny": _own_memory,
-    "noisy_head:text,tiny": _own_prompts,
+    f"{name}{',' if ':' in name else ':'}tiny": make
+    for make, names in MAKERS.items()
+    for name in names
 }
-CASES |= {f"cross_attention:{variant},tiny": _memories for variant in ("size", "epsilon", "bound")}
-CASES |= {
-    f"recommender:{variant},tiny": _histories
-    for variant in ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Which releases each row of a table rests on, by their labels in the order in which they are made
+
+
+CHOICE = "lead of the trained model"
+
+
+def all_of(labels, *names):
+    return [[i for i, label in enumerate(labels) if label == name] for name in names]
+
+
+def of_text(labels):
+    (alone, prior), *names = all_of(labels, "2-gram counts", "1-gram counts", "item popularity")
+    plain, corrected = all_of(labels, "gradients of dp_transformer", "gradients of dp_reattention")
+    return {
+        "dp_1gram": names[0],
+        "dp_2gram": [alone],
+        "start": [prior],
+        "dp_transformer": [prior, *plain],
+        "dp_reattention": [prior, *names[1], *corrected],
+    }
+
+
+def of_popularities(labels):
+    (alone, prior, tokens), chosen = all_of(labels, "item popularity", CHOICE)
+    plain, corrected = all_of(labels, "gradients of dp_transformer", "gradients of dp_reattention")
+    last = [prior, tokens, *corrected, *chosen]
+    return {
+        "dp_popularity": [alone],
+        "start": [prior],
+        "dp_transformer": [prior, *plain],
+        "dp_reattention": last,
+        "served": last,
+    }
+
+
+def of_start(labels):
+    (_, start, whole), chosen = all_of(labels, "item popularity", CHOICE)
+    (trained,) = all_of(labels, "gradients of dp_transformer")
+    last = [*range(start, whole), *trained, *chosen]
+    return {
+        "dp_popularity": [0],
+        "start": [*range(start, whole)],
+        "dp_transformer": last,
+        "served": last,
+        "transitions": [*range(whole, trained[0])],
+    }
+
+
+# Of the first changes of a config, with the row of the headline.
+ROWS = {
+    "quickstart:tiny": (of_text, "dp_transformer"),
+    "recommender:amazon,tiny": (of_popularities, "served"),
+    "recommender:amazon_warm,tiny": (of_start, "served"),
 }
-CASES |= {
-    f"classify:{variant},tiny": _classified for variant in ("sentences", "reuters", "newsgroups")
-}
-CASES |= {
-    f"noisy_head:{variant},tiny": _prompts
-    for variant in ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness")
-}
+
+
+def check_rows(source, found, left):
+    """Each row costs what is stated, in the record and in the log of its training."""
+    delta, stated = left["total"]["delta"], left["releases"]
+    of_rows, main = ROWS[source]
+    rows = of_rows([seen.label for seen in found.releases])
+    assert rows.keys() == stated.keys()
+    for row, indices in rows.items():
+        chosen = [found.releases[i] for i in indices]
+        cost = dataclasses.replace(found, releases=chosen).epsilon(delta)
+        assert stated[row]["epsilon"] == pytest.approx(cost, rel=2e-3), row
+    assert left["headline"] == stated[main]["epsilon"]
+    spent = {line["run"]: line["epsilon"] for line in left["logged"] if line.get("epsilon")}
+    assert "dp_transformer" in spent
+    assert all(spent[row] == stated[row]["epsilon"] for row in spent.keys() & stated.keys())
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -464,19 +520,20 @@ def test_every_config_is_replayed_or_has_a_reason():
 )
 def test_a_record_moves_each_release_by_what_it_declares(source, changes, tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(
-        models, "save", lambda workdir, params, errors, **more: saved.append((params, errors, more))
-    )
-    config = configured(source, tmp_path, noise_seed=5, **changes)
+    monkeypatch.setattr(checkpoints, "save_model", lambda _, model: saved.append(model))
+    config = configured(source, tmp_path, noise_seed=987654321, **changes)
     case = CASES[source](config, monkeypatch)
     left = {}
 
     def whole(data, workdir):
         case.inject(data)
         saved.clear()
-        run.prepare(config, source, workdir)
-        record = run.execute(config, workdir)
-        left.update(record.private, shown=sys.stderr.getvalue(), notes=record.notes)
+        record = executed(config, source, workdir)
+        left.update(record.private, shown=sys.stderr.getvalue(), headline=record.privacy["epsilon"])
+        files = [path for path in workdir.rglob("*.*") if path.is_file()]
+        assert not [path for path in files if b"987654321" in path.read_bytes()]
+        log = workdir / "metrics.jsonl"
+        left["logged"] = storage.read_lines(log) if log.exists() else []
         return {"metrics": record.metrics, "saved": list(saved), "notes": record.notes}
 
     ignore = {**IGNORED, **case.exposed}
@@ -494,6 +551,11 @@ def test_a_record_moves_each_release_by_what_it_declares(source, changes, tmp_pa
         replaced = {"neighboring": REPLACE_ONE} if relation == "replace_one" else {}
         cost = first.epsilon(total["delta"], **replaced)
         assert cost == pytest.approx(total["epsilon"], rel=5e-3)
+    if source in ROWS and changes is CHANGES[source][0]:
+        check_rows(source, first, left)
+        later = audit.replay(whole, case.data, case.held_out, ignore=ignore, first=first)
+        assert not [x for x in later.differences if not x.startswith("result/metrics/")]
+        assert all(x.ratio == 0 for x in later.compared if x.label != CHOICE)
     ratios = [
         audit.replay(whole, case.data, other, ids=ids, ignore=ignore, first=first)
         for other, ids in case.neighbours

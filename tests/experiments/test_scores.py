@@ -1,4 +1,4 @@
-"""How far a held-out record moves the score of a selection, measured, beside what its `Candidate` declares.
+"""How far a held-out record moves the score of a selection, and what a run costs, beside its `Candidate`.
 
 Every experiment that has candidates is run whole, but for training, on its held-out records, without some of
 them, and with the worst that one can build: on which a model is certain, and so has all of the score.
@@ -8,15 +8,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from all_configs import all_sources, configured
+from all_configs import all_sources, configured, executed
 
 from dpx import audit
 from dpx.data.records import num_units, of_units
-from dpx.launch import records, run
+from dpx.launch import records
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import training
+from experiments.dp_transformer import ranking, record_probability, training
 
 SOURCES = [
     s for s in all_sources() if hasattr(records.experiment(records.load_config(s)), "candidate")
@@ -126,9 +126,17 @@ def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
 
     def whole(kept, workdir):
         inject(kept)
-        run.prepare(config, source, workdir)
-        found = run.execute(config, workdir).metrics
-        seen.append({name: found[f"{planned.row}/{name}"] for name in planned.sensitivities})
+        record = executed(config, source, workdir)
+        scores = {name: record.metrics[f"{planned.row}/{name}"] for name in planned.sensitivities}
+        seen.append(scores)
+        # The run costs what its candidate says, and leaves the files of its model.
+        stated, promised = record.releases[planned.row], planned.guarantee
+        assert (stated["event"], stated["unit"]) == (str(promised.event), promised.unit)
+        assert stated["epsilon"] == promised.epsilon
+        assert {*stated["assumptions"]} <= {*promised.assumptions, *record.total["assumptions"]}
+        assert {ranking.ASSUMPTION, record_probability.ASSUMPTION} & {*promised.assumptions}
+        assert all((workdir / name).is_file() for name in planned.files)
+        assert planned.synthetic == record.private["synthetic"]
 
     with audit.recording():
         first = audit.record(whole, everybody, ignore=["*"])

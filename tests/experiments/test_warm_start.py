@@ -127,22 +127,6 @@ def test_release_and_training_cost_the_budget_together(finished):
 
 
 @pytest.mark.slow
-def test_a_saved_model_recommends(finished):
-    config, workdir, _ = finished
-    loaded, again = (recommender.load(config, workdir) for _ in range(2))
-    history = [3, 1, 2]
-    first = loaded.recommend(history, 5, exclude_seen=True)
-    assert first == again.recommend(history, 5, exclude_seen=True)
-    assert len(set(first)) == 5
-    assert not set(first) & set(history)
-    assert len(loaded.recommend([], 4, exclude_seen=False)) == 4
-    # The file numbers items from 1: its own ids come back.
-    everything = loaded.recommend(history, 1000, exclude_seen=True)
-    assert {*everything, *history} == set(loaded.item_ids) <= set(range(1, 41))
-    assert len(everything) == len(loaded.item_ids) - 3
-
-
-@pytest.mark.slow
 def test_reattention_starts_from_the_release_too(config, tmp_path):
     config.reattention.enabled = True
     made = recommender.run(config, tmp_path)
@@ -200,20 +184,3 @@ def test_a_table_whose_release_is_noise_alone_is_run_and_planned(tmp_path):
     assert recommender.candidate(config).row == "served"
     made = recommender.run(config, tmp_path / "run")
     assert made.releases["dp_transformer"].epsilon <= config.epsilon
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"start.budget_fraction": 1.0}, r"start\.budget_fraction=1\.0"),
-        ({"start.budget_fraction": -0.1}, r"start\.budget_fraction=-0\.1"),
-        ({"start.pseudo_counts": 0.0}, r"pseudo_counts=0\.0"),
-        ({"start.recency": 1.5}, r"recency=1\.5"),
-        ({"model.kind": "gru"}, "needs model.kind='transformer'"),
-        ({"popularity_budget_fraction": 0.1}, r"popularity_budget_fraction=0\.1"),
-    ],
-)
-def test_bad_values_are_named(config, changed, named):
-    config.update_from_flattened_dict(changed)
-    with pytest.raises(ValueError, match=named):
-        recommender.validate(config)

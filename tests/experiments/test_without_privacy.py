@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from all_configs import executed
 from ml_collections import ConfigDict
 
 from dpx.data import Histories, leave_last_out, synthetic_histories
-from dpx.launch import records, run
+from dpx.launch import records
 from dpx.recommend import popularity, transitions
 from dpx.training import log
 from experiments.dp_transformer import (
@@ -116,8 +117,7 @@ def test_a_way_is_chosen_by_training_records_that_it_was_not_trained_on(
     monkeypatch.setattr(text_model.PrivateText, "nats", nats)
     monkeypatch.setattr(text_model.PrivateText, "evaluate", lambda self, texts: (0.0, 0.0))
     monkeypatch.setattr(language_model.models, "save", lambda *args, **more: None)
-    run.prepare(config, "quickstart:tiny", tmp_path / "run")
-    record = run.execute(config, tmp_path / "run")
+    record = executed(config, "quickstart:tiny", tmp_path / "run")
 
     def rows(tokens):
         return sorted(map(tuple, np.asarray(tokens).tolist()))
@@ -142,8 +142,7 @@ def plain_starts(variant, tmp_path, trained, monkeypatch, **changes):
     histories = synthetic_histories(200, 8, 30, predictability=0.7, seed=3)
     monkeypatch.setattr(recommender_plain.recommender_data, "load", lambda config: histories)
     monkeypatch.setattr(next_item, "save", lambda *_: None)
-    run.prepare(config, f"recommender:{variant},tiny", tmp_path / "run")
-    run.execute(config, tmp_path / "run")
+    executed(config, f"recommender:{variant},tiny", tmp_path / "run")
     split = leave_last_out(histories)
     train = split.train_and_validation if config.data.train_on_validation else split.train
     return trained["transformer"], trained["dp_transformer"], train, config

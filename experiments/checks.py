@@ -1,0 +1,53 @@
+"""Checks of values of a config, by the names of their keys; None and what a config does not have pass."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dpx import _validate
+
+
+def _values(config: Any, names: tuple[str, ...], prefix: str) -> Iterator[tuple[Any, str]]:
+    """Values and their full names, in the words of a command line."""
+    for name in names:
+        *sections, field = name.split(".")
+        section = config
+        for part in sections:
+            section = section.get(part, {})
+        if (value := section.get(field)) is not None:
+            yield value, f"{prefix}.{name}"
+
+
+def integers(config: Any, *names: str, least: int = 1, prefix: str = "config") -> None:
+    """Raises ValueError for a value that is no whole number of at least `least`."""
+    for value, name in _values(config, names, prefix):
+        _validate.check_integer(value, name, least)
+
+
+def positive(config: Any, *names: str, zero: bool = False, prefix: str = "config") -> None:
+    """Raises ValueError for a value that is not finite and positive (zero if allowed)."""
+    for value, name in _values(config, names, prefix):
+        _validate.check_positive(value, name, zero=zero)
+
+
+def choice(config: Any, name: str, known: Any, *, prefix: str = "config") -> None:
+    """Raises ValueError for a value, or one of several, that is not among the known ones."""
+    for value, full in _values(config, (name,), prefix):
+        for one in [value] if isinstance(value, str) else value:
+            _validate.check_choice(one, full, tuple(known))
+
+
+def share(config: Any, *names: str, zero: bool = False, why: str = "") -> None:
+    """Raises ValueError for a value outside of (0, 1), or of [0, 1) where zero is allowed, and says why."""
+    for value, name in _values(config, names, "config"):
+        if not (0 < value < 1 or (zero and value == 0)):
+            allowed = "must be in [0, 1)" if zero else "must be a share in (0, 1)"
+            raise ValueError(f"{name}={value} {allowed}{why and f': {why}'}")
+
+
+def each(config: Any, *names: str, least: float, even: bool = False) -> None:
+    """Raises ValueError for a number, or one of several, below `least`, or odd where it has to be even."""
+    for value, name in _values(config, names, "config"):
+        for number in [value] if isinstance(value, int | float) else value:
+            if not number >= least or (even and number % 2):
+                words = "even" if even else f"at least {least} throughout"
+                raise ValueError(f"{name}={value} must be {words}")
