@@ -29,7 +29,7 @@ class PrivatizeState(NamedTuple):
     count: jax.Array
 
 
-def drawn_from(state: Any, bits: Bits | None) -> jax.Array | Bits:
+def _drawn_from(state: PrivatizeState, bits: Bits | None) -> jax.Array | Bits:
     """The source of a step's noise: a key that follows from the state's key, or the words that are given.
 
     Raises:
@@ -122,7 +122,7 @@ def privatize(
             updates = updates.grads
         _check_leaves(jax.tree.leaves(updates))
         noisy = release(
-            drawn_from(state, bits),
+            _drawn_from(state, bits),
             updates,
             sensitivity=sensitivity,
             noise_multiplier=noise_multiplier,

@@ -4109,8 +4109,8 @@ FAULTS = (
     Fault(
         "the key of a training stands in its compiled program",
         "dpx/training/privatize.py",
-        "            drawn_from(state, bits),",
-        "            drawn_from(state._replace(key=key), bits),",
+        "            _drawn_from(state, bits),",
+        "            _drawn_from(state._replace(key=key), bits),",
         "tests/training/test_training.py::test_no_program_has_a_key_in_it",
     ),
     Fault(
