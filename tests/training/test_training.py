@@ -1,4 +1,3 @@
-import json
 import re
 
 import jax
@@ -13,7 +12,6 @@ from dpx.training import checkpoints, loop
 from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout
-from dpx.training.log import Monitoring, Progress
 from dpx.training.purposes import words_of
 from experiments.dp_transformer import training
 
@@ -132,27 +130,6 @@ def test_noise_enters_once_whatever_the_pieces(real):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
-    whole = fit(tmp_path / "a")
-    line = Progress.line
-
-    def killed(self, done, *rest):
-        if done == 5:
-            raise KeyboardInterrupt
-        line(self, done, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "line", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fit(tmp_path / "b")
-    resumed = fit(tmp_path / "b")
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in "ab"]
-    assert logs[0] == logs[1]
-    assert [json.loads(line)["step"] for line in logs[0].splitlines()] == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.slow
 def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
     assert training.sizes({"data": None, "model": 1}) is None
     assert training.sizes({"data": None, "model": 2}) == {"model": 2}
@@ -162,20 +139,6 @@ def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
     for params in (found, seen[0]):
         assert isinstance(params["w"].sharding, jax.sharding.SingleDeviceSharding)
         jax.tree.map(np.testing.assert_array_equal, params, fit(tmp_path / "one"))
-
-
-@pytest.mark.quick_cases("changes2-99")
-@pytest.mark.parametrize(
-    ("changes", "records"), [({"steps": 7}, 100), ({"batch_size": 21.0}, 100), ({}, 99)]
-)
-def test_a_training_does_what_its_guarantee_is_about(changes, records):
-    private, _ = training.make_private(CONFIG, 8.0, 1e-3, 100, "row", ())
-    about = {"keys": keys(), "label": "run", "workdir": None, "privacy": private}
-    training.train(loss_fn, PARAMS, DATA, CONFIG, **about)
-    other = ml_collections.ConfigDict({**CONFIG.to_dict(), **changes})
-    about["keys"] = keys(1)
-    with pytest.raises(ValueError, match=r"the guarantee is that of .* calibrate for the records"):
-        training.train(loss_fn, PARAMS, tuple(x[:records] for x in DATA), other, **about)
 
 
 def test_checkpoints_hold_no_key():
@@ -241,43 +204,3 @@ def test_bad_settings_are_named(changes, name):
     config.update(changes)
     with pytest.raises(ValueError, match=name):
         training.check(config, 100)
-
-
-@pytest.mark.slow
-def test_budget_includes_what_was_released_before():
-    prior = dpx.PrivacyGuarantee(
-        1.0,
-        1e-5,
-        dpx.privacy.ADD_OR_REMOVE_ONE,
-        "record",
-        "prior",
-        event=dpx.privacy.dpsgd_event(
-            dpx.gaussian_noise_multiplier(1.0, 1e-5), sampling_probability=1, steps=1
-        ),
-    )
-    alone, _ = training.make_private(CONFIG, 3.0, 1e-5, 100, "record", ())
-    privacy, total = training.make_private(CONFIG, 3.0, 1e-5, 100, "record", (), beside=prior)
-    assert privacy.noise_multiplier > alone.noise_multiplier
-    assert 0.999 * 3 < total.epsilon <= 3
-    assert privacy.spent(1) < privacy.spent(6) == total.epsilon
-
-
-def test_a_weighted_mean_counts_no_padding():
-    """Ten records in pieces of four leave two slots, which are filled with the first record."""
-    x, weights = np.arange(1, 11, dtype=np.float32), np.array([50] + [1] * 9, np.float32)
-    _, (record,) = loop.train(
-        lambda params, x, weight: x + 0 * params["b"],
-        PARAMS,
-        (x, weights),
-        optimizer=optax.sgd(0.0),
-        batch_size=10,
-        steps=1,
-        keys=keys().training("run"),
-        privacy=None,
-        monitoring=Monitoring("run"),
-        computation=loop.Computation(
-            microbatch_size=4,
-            weight_fn=lambda x, weight: weight,
-        ),
-    )
-    np.testing.assert_allclose(record.loss, x.sum() / weights.sum(), rtol=1e-6)  # 32-bit floats
