@@ -2241,7 +2241,8 @@ FAULTS = (
     Fault(
         "a training goes on with another loss or optimizer, and the same noise",
         "dpx/training/fitting.py",
-        "        settings |= computed\n",
+        '        settings["loss_fn"] = programs.of_loss(narrow, *given)\n'
+        '        settings["optimizer"] = programs.of_optimizer(optimizer, wide)\n',
         "",
         "tests/training/test_resuming.py::test_a_folder_goes_on_with_nothing_else[finished]",
     ),
@@ -3230,8 +3231,8 @@ FAULTS = (
     Fault(
         "the first record of a source chooses the types of all",
         "dpx/training/sources.py",
-        "if kinds != expected or found != structure:",
-        "if kinds.keys() != expected.keys():",
+        "if (kinds, structure) != first:",
+        "if kinds.keys() != first[0].keys():",
         "tests/training/test_fit_sources.py::test_an_odd_row_is_refused_or_changes_no_other",
     ),
     Fault(

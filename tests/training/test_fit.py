@@ -15,7 +15,6 @@ from training_cases import PARAMS, X, Y, close, fit, keys, loss_fn
 
 import dpx
 from dpx.training import Poisson, loop
-from dpx.training import keys as secrets
 
 
 @pytest.mark.slow
@@ -134,16 +133,6 @@ def test_samples_that_are_cut_off_are_those_that_are_accounted(monkeypatch):
     assert event.noise_multiplier > 1.1 * plain.guarantee.event.event.event.noise_multiplier
     assert cut.guarantee.epsilon == pytest.approx(2.0, rel=2e-3)
     assert "cut off at 24 records" in cut.guarantee.mechanism
-
-
-def test_secret_keys_come_from_the_system_word_by_word(monkeypatch):
-    size = jax.random.key_data(jax.random.key(0)).size
-    monkeypatch.setattr(secrets.os, "urandom", lambda count: bytes(range(1, count + 1)))
-    words = jax.random.key_data(dpx.secret_key())
-    assert np.asarray(words).tobytes() == bytes(range(1, 4 * size + 1))
-    monkeypatch.undo()
-    drawn = {np.asarray(jax.random.key_data(dpx.secret_key())).tobytes() for _ in range(5)}
-    assert len(drawn) == 5
 
 
 @pytest.mark.slow
