@@ -108,7 +108,7 @@ def banded(
             return first * x + before
 
         sums = jax.tree.map(exact, updates, state.left)
-        seen, drawn = noise.update(sums, PrivatizeState(state.key, state.count), bits=bits)
+        seen, _ = noise.update(sums, PrivatizeState(state.key, state.count), bits=bits)
         left = jax.tree.map(
             lambda x, y, old: jnp.concatenate([(x - y)[None], old])[: len(rest)],
             updates,
@@ -116,6 +116,6 @@ def banded(
             state.left,
         )
         mean = jax.tree.map(lambda y: y / expected_batch_size, seen)
-        return mean, BandedState(*drawn, left)
+        return mean, BandedState(state.key, state.count + 1, left)
 
     return optax.GradientTransformationExtraArgs(init, update)

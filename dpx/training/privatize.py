@@ -50,7 +50,7 @@ def privatize(
     expected_batch_size: float,
     key: jax.Array | None,
     label: str = "gradients",
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Turns the sum of clipped per-example gradients into a private estimate of their mean.
 
     update = (sum + noise_multiplier · C · N(0, I)) / expected_batch_size, C the l2 sensitivity of the sum.
