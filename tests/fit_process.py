@@ -35,18 +35,17 @@ def main(address, count, number, folder, step, clip, unit):
     if unit == "users":
         about["users"] = share(np.array(about["users"]))
     # Each has a key of its own: that of the first counts.
-    key = {"key": dpx.secret_key()}
+    about["key"] = dpx.secret_key()
     if number == "0" and not (folder / "secret").exists():
-        key = {"key": jax.random.key(3)}
+        about["key"] = jax.random.key(3)
     if unit == "secure":
-        key = fit_cases.secure(*([] if number == "0" else [os.urandom(32)]))
+        about |= fit_cases.secure(*([] if number == "0" else [os.urandom(32)]))
     trained = fit_cases.fit(
         data=share(fit_cases.inputs()[1]),
         workdir=folder,
         checkpoint_every=1,
         l2_clip_norm=float(clip),
         mesh={"model": 2} if jax.local_device_count() == 2 else None,
-        **key,
         **about,
     )
     found = {name: whole(x) for name, x in trained.params.items()}
