@@ -108,7 +108,8 @@ def banded(
             return first * x + before
 
         sums = jax.tree.map(exact, updates, state.left)
-        seen, _ = noise.update(sums, PrivatizeState(state.key, state.count), bits=bits)
+        drawn = PrivatizeState(state.key, state.count)
+        seen = noise.update(sums, drawn, bits=bits)[0]
         left = jax.tree.map(
             lambda x, y, old: jnp.concatenate([(x - y)[None], old])[: len(rest)],
             updates,
