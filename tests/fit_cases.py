@@ -4,6 +4,7 @@ A program of its own, because JAX counts the devices of a process once. `tests/t
 it and says what must hold.
 """
 
+import functools
 import json
 import math
 import sys
@@ -16,10 +17,10 @@ import numpy as np
 import optax
 from jax.sharding import AxisType
 from mesh_cases import exchanged
+from training_cases import killed_at, secure, seen_steps
 
 import dpx
-from dpx.training import AdaptiveClipNorm, Poisson, loop
-from dpx.training.log import Progress
+from dpx.training import AdaptiveClipNorm, Poisson
 
 RECORDS = 101  # which no mesh divides
 STEPS = 4
@@ -29,21 +30,34 @@ USERS: dict = {
     "records_per_user": 3,
     "batch_size": 8,
 }
-
-
-def secure(secret=b"s" * 32):
-    """What makes a training draw from a cryptographic stream, under a secret."""
-    keys = dpx.training.Keys(jax.random.key(3), np.random.SeedSequence(3), secret)
-    return {"secure": True, "key": keys}
-
-
 # Two epochs of two steps.
 ALLOCATION: dict = {"sampling": "allocation", "batch_size": RECORDS / 2}
-MESHES = {
-    "data 2": {"data": 2},
-    "data 8": {"data": 8},
-    "data 4, model 2": {"data": 4, "model": 2},
-    "model 2": {"model": 2},
+# What the records of several processes are.
+UNITS = {"records": {}, "users": USERS, "allocation": ALLOCATION, "secure": {"secure": True}}
+BOTH = {"data": 4, "model": 2}
+# Half of the samples are cut off. One compiled step takes them all, or it raises.
+CUT: dict = {"sampling": Poisson(30)}
+NARROW: dict = {"compute_dtype": "bfloat16"}
+# Meshes and changes, of trainings whose compiled steps are looked at.
+SEEN = {
+    "data 2": ({"data": 2}, {}),
+    "data 8": ({"data": 8}, {}),
+    "data 4, model 2": (BOTH, {}),
+    "model 2": ({"model": 2}, {}),
+    "cut, data 8": ({"data": 8}, CUT),
+}
+# The same of other trainings.
+OTHERS = {
+    "explicit, data 4": ("explicit", {"microbatch_size": 6}),
+    "cut, data 4, model 2": (BOTH, CUT | {"microbatch_size": 6}),
+    "users, data 4, model 2": (BOTH, USERS),
+    "secure": (BOTH, {"secure": True}),
+    "secure, users": (BOTH, {"secure": True} | USERS),
+    "adaptive": (BOTH, {"l2_clip_norm": AdaptiveClipNorm(count_noise=20.0)}),
+    "banded": (BOTH, {"noise": "banded", "bands": 2}),
+    "allocation": (BOTH, {"sampling": "allocation"}),
+    "bfloat16, data 8": ({"data": 8}, NARROW),
+    "bfloat16, data 4, model 2": (BOTH, NARROW),
 }
 
 
@@ -82,36 +96,27 @@ def fit(loss_fn=loss, optimizer=optax.sgd(0.1, momentum=0.9), data=None, **chang
         "optimizer": optimizer,
         "key": jax.random.key(3),
         "record_key": loss_fn is loss,
+        "log_every": 1,
     }
+    settings |= secure() if changes.get("secure") else {}
     return dpx.training.fit(loss_fn, params, data, **settings | changes)
 
 
 def seen(**changes):
-    """A training, its compiled step, and among how many devices each array of its state is shared."""
-    jit, found = jax.jit, {}
+    """A training, what its compiled step exchanges, and among how many devices its arrays are shared."""
+    found = {}
 
-    def recording(function, **settings):
-        jitted = jit(function, **settings)
-        if getattr(function, "func", None) is not loop._step:
-            return jitted
+    def see(jitted, *arguments):
+        if not found:
+            found["program"] = jitted.lower(*arguments).compile()
+            leaves = [x for x in jax.tree.leaves(arguments[0]) if x.size > 3]
+            shards = [x.sharding.shard_shape(x.shape) for x in leaves]
+            found["shares"] = [x.size // math.prod(s) for x, s in zip(leaves, shards, strict=True)]
+        return found["program"](*arguments)
 
-        def run(*arguments):
-            if not found:
-                found["program"] = jitted.lower(*arguments).compile()
-                leaves = [x for x in jax.tree.leaves(arguments[0]) if x.size > 3]
-                shards = [x.sharding.shard_shape(x.shape) for x in leaves]
-                found["shares"] = [
-                    x.size // math.prod(s) for x, s in zip(leaves, shards, strict=True)
-                ]
-            return found["program"](*arguments)
-
-        return run
-
-    jax.jit = recording
-    try:
-        return fit(**changes), found
-    finally:
-        jax.jit = jit
+    with seen_steps(see):
+        trained = fit(**changes)
+    return trained, {"exchanged": exchanged(found.pop("program").as_text())} | found
 
 
 def farthest(a, b):
@@ -129,74 +134,43 @@ def compare(found, one):
     }
 
 
-def killed_at(step, **changes):
-    line = Progress.line
-
-    def stop(self, done, *rest):
-        if done == step:
-            raise KeyboardInterrupt
-        line(self, done, *rest)
-
-    Progress.line = stop
-    try:
-        fit(**changes)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        Progress.line = line
-
-
-def moved(begun, resumed):
+def moved():
     """A training that is killed on one mesh and goes on on another, under another key."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"workdir": folder, "log_every": 1, "checkpoint_every": 1}
-        killed_at(3, mesh=begun, **settings)
-        return fit(mesh=resumed, **settings | {"key": jax.random.key(4)})
+        settings = {"workdir": folder, "checkpoint_every": 1}
+        with killed_at(3):
+            fit(mesh={"data": 4}, **settings)
+        return fit(mesh={"data": 2, "model": 2}, **settings | {"key": jax.random.key(4)})
 
 
 def main():
-    one = fit(log_every=1)
-    found = {"moved": farthest(one.params, inputs()[0])}
-    for name, mesh in MESHES.items():
-        on_mesh, step = seen(mesh=mesh, log_every=1)
-        about = {"exchanged": exchanged(step["program"].as_text()), "shares": step["shares"]}
-        found[name] = compare(on_mesh, one) | about
-    explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
-    found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
-    spread = fit(mesh={"data": 4, "model": 2}, log_every=1, **USERS)
-    found["users, data 4, model 2"] = compare(spread, fit(log_every=1, **USERS))
-    of_mesh = {"mesh": {"data": 4, "model": 2}}
-    for name, more in (("secure", {}), ("secure, users", USERS)):
-        spread = fit(log_every=1, **secure(), **of_mesh, **more)
-        found[name] = compare(spread, fit(log_every=1, **secure(), **more))
-    found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
-    # Half of the samples are cut off. One compiled step takes them all, or it raises.
-    cut = {"sampling": Poisson(30), "log_every": 1}
-    on_mesh, step = seen(mesh={"data": 8}, **cut)
-    about = {"exchanged": exchanged(step["program"].as_text()), "shares": step["shares"]}
-    found["cut, data 8"] = compare(on_mesh, fit(**cut)) | about
-    sharing = {"mesh": {"data": 4, "model": 2}, "microbatch_size": 6, **cut}
-    found["cut, data 4, model 2"] = compare(fit(**sharing), fit(**cut))
-    narrow = {"compute_dtype": "bfloat16", "log_every": 1}
-    for name in ("data 8", "data 4, model 2"):
-        on_mesh = fit(mesh=MESHES[name], **narrow)
-        found[f"bfloat16, {name}"] = compare(on_mesh, fit(**narrow)) | {
-            "from float32": farthest(on_mesh.params, one.params)
-        }
-    for name, more in {
-        "adaptive": {"l2_clip_norm": AdaptiveClipNorm(count_noise=20.0), "log_every": 1},
-        "banded": {"noise": "banded", "bands": 2, "log_every": 1},
-        "allocation": {"sampling": "allocation", "log_every": 1},
-    }.items():
-        if name != "banded" or find_spec("jax_privacy"):
-            found[name] = compare(fit(mesh=MESHES["data 4, model 2"], **more), fit(**more))
-    alone = fit(nothing, optax.sgd(1.0))
-    spread = fit(nothing, optax.sgd(1.0), mesh={"data": 4, "model": 2})
-    found["noise apart"] = farthest(spread.params, alone.params)
-    alone_secure = fit(nothing, optax.sgd(1.0), **secure())
-    spread = fit(nothing, optax.sgd(1.0), **secure(), **of_mesh)
-    found["secure noise apart"] = farthest(spread.params, alone_secure.params)
-    found["noise of the stream"] = farthest(alone_secure.params, alone.params)
+    ones = {}
+
+    def one(microbatch_size=None, **changes):
+        if repr(changes) not in ones:
+            ones[repr(changes)] = fit(**changes)
+        return ones[repr(changes)]
+
+    plain = one()
+    found = {"moved": farthest(plain.params, inputs()[0]), "resumed": compare(moved(), plain)}
+    for name, (mesh, changes) in SEEN.items():
+        on_mesh, step = seen(mesh=mesh, **changes)
+        found[name] = compare(on_mesh, one(**changes)) | step
+    for name, (mesh, changes) in OTHERS.items():
+        if name == "banded" and not find_spec("jax_privacy"):
+            continue
+        if mesh == "explicit":
+            mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+        on_mesh = fit(mesh=mesh, **changes)
+        found[name] = compare(on_mesh, one(**changes))
+        found[name]["from float32"] = farthest(on_mesh.params, plain.params)
+    noise = functools.partial(fit, nothing, optax.sgd(1.0))
+    alone, secure_alone = noise(), noise(secure=True)
+    found["noise apart"] = farthest(noise(mesh=BOTH).params, alone.params)
+    found["secure noise apart"] = farthest(
+        noise(mesh=BOTH, secure=True).params, secure_alone.params
+    )
+    found["noise of the stream"] = farthest(secure_alone.params, alone.params)
     found["noise"] = farthest(alone.params, inputs()[0])
     json.dump(found, sys.stdout)
 

@@ -1,8 +1,6 @@
-"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [HOW]]].
+"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER STEP CLIP UNIT.
 
-It is killed at the step, if that is not 0, and clips to the given norm. HOW is "users", who have several
-records, "allocation", which takes each record once in two steps, or "secure", which draws from a
-cryptographic stream.
+It is killed at the step, if that is not 0, and clips to the given norm. UNIT is one of `fit_cases.UNITS`.
 
 `tests/training/test_processes.py` starts them all, and says what must hold.
 """
@@ -20,7 +18,7 @@ from dpx.training.layout import share, whole
 from dpx.training.log import Progress
 
 
-def main(address, count, number, folder, step=0, clip=0.5, unit="records"):
+def main(address, count, number, folder, step, clip, unit):
     jax.distributed.initialize(address, int(count), int(number))
     line = Progress.line
 
@@ -33,25 +31,21 @@ def main(address, count, number, folder, step=0, clip=0.5, unit="records"):
     import fit_cases
 
     folder = Path(folder)
-    about = {}
+    about = dict(fit_cases.UNITS[unit])
     if unit == "users":
-        about = fit_cases.USERS | {"users": share(np.array(fit_cases.USERS["users"]))}
-    if unit == "allocation":
-        about = fit_cases.ALLOCATION
+        about["users"] = share(np.array(about["users"]))
     # Each has a key of its own: that of the first counts.
-    key = {"key": dpx.secret_key()}
+    about["key"] = dpx.secret_key()
     if number == "0" and not (folder / "secret").exists():
-        key = {"key": jax.random.key(3)}
+        about["key"] = jax.random.key(3)
     if unit == "secure":
-        key = fit_cases.secure(*([] if number == "0" else [os.urandom(32)]))
+        about |= fit_cases.secure(*([] if number == "0" else [os.urandom(32)]))
     trained = fit_cases.fit(
         data=share(fit_cases.inputs()[1]),
         workdir=folder,
-        log_every=1,
         checkpoint_every=1,
         l2_clip_norm=float(clip),
         mesh={"model": 2} if jax.local_device_count() == 2 else None,
-        **key,
         **about,
     )
     found = {name: whole(x) for name, x in trained.params.items()}

@@ -89,12 +89,8 @@ def expected(trained=("bias", "down", "embed", "kernel", "stack", "up")):
     sums = {k: np.tensordot(np.minimum(1, CLIP / norms), g, 1) for k, g in rows.items()}
     wrt = {name: name in trained for name in params}
     gradient = dpx.clipped_grad(loss, l2_clip_norm=CLIP, wrt=wrt)
-    return (
-        sums,
-        norms,
-        good,
-        jit(lambda *a, mask: gradient(*a, mask=mask))(params, *batch, mask=mask),
-    )
+    one = jit(lambda *a, mask: gradient(*a, mask=mask))(params, *batch, mask=mask)
+    return sums, norms, good, one
 
 
 def relative(got, want):
@@ -114,6 +110,15 @@ def exchanged(text):
     return {name: sorted(sizes, reverse=True) for name, sizes in found.items()}
 
 
+def on_eight(kind="automatic"):
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+
+
+def lie(found, laid_out):
+    """Whether arrays lie where they should."""
+    return all(x.sharding.is_equivalent_to(laid_out[name], x.ndim) for name, x in found.items())
+
+
 def sums_on(kind, layout, gradient):
     """A jitted function of (params, *batch), and where its arguments live."""
 
@@ -121,7 +126,7 @@ def sums_on(kind, layout, gradient):
         found = gradient(params, *batch[:-1], mask=batch[-1])
         return found.grads, found.norms, found.losses
 
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+    mesh = on_eight(kind)
     rows = NamedSharding(mesh, P("data"))
     laid_out = {name: NamedSharding(mesh, spec) for name, spec in layout.items()}
     if kind == "shard_map":
@@ -156,10 +161,7 @@ def compare(kind, layout, **settings):
         batch = jax.device_put(batch, rows)
         program = fn.lower(params, *batch).compile()
         found = program(params, *batch)
-    as_asked = all(
-        found[0][name].sharding.is_equivalent_to(laid_out[name], found[0][name].ndim)
-        for name in trained
-    )
+    as_asked = lie({name: found[0][name] for name in trained}, laid_out)
     spread = all(x.sharding.is_equivalent_to(rows, 1) for x in found[1:])
     return {
         "error": relative(found[0], sums),
@@ -188,7 +190,7 @@ def by_pmap():
 def unsummed():
     """Inside shard_map, what devices did not add up must not pass for the sum, nor get one noise for all."""
     params, batch = inputs()
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = on_eight()
     private = dpx.privatize(
         l2_clip_norm=CLIP, noise_multiplier=1.0, expected_batch_size=BATCH, key=jax.random.key(0)
     )
@@ -209,7 +211,7 @@ def unsummed():
 
 def closed_over():
     """Where the loss closes over a number that devices have of their own, each clips what it finds itself."""
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = on_eight()
     rng = np.random.default_rng(2)
     w, x, scales = rng.normal(size=(3, 4)), rng.normal(size=(BATCH, 3)), np.array([0.5, 2.0])
 
@@ -235,7 +237,7 @@ def noise_on(kind):
     """Noise of sharded parameters, against that of one device, bit by bit."""
     params, _ = inputs()
     layout = TENSOR_PARALLEL | {"embed": P("data", "model")}
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+    mesh = on_eight(kind)
     laid_out = {name: NamedSharding(mesh, spec) for name, spec in layout.items()}
     private = dpx.privatize(
         l2_clip_norm=CLIP, noise_multiplier=1.3, expected_batch_size=BATCH, key=jax.random.key(5)
@@ -254,10 +256,7 @@ def noise_on(kind):
     return {
         "equal": all(np.array_equal(found[name], one[name]) for name in params),
         "noise": float((np.asarray(found["embed"]) * BATCH - params["embed"]).std()),
-        "laid out": all(
-            found[name].sharding.is_equivalent_to(laid_out[name], found[name].ndim)
-            for name in params
-        ),
+        "laid out": lie(found, laid_out),
         "exchanged": exchanged(program.as_text()),
     }
 
@@ -275,30 +274,34 @@ def ordinary():
     return exchanged(jit(jax.grad(mean)).lower(params, *batch).compile().as_text())
 
 
+def on_four(losses, params, batch):
+    """Errors of clipped sums of some losses, by their names, where four devices share the batch."""
+    kinds, errors = (KINDS["automatic"],), {}
+    mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=jax.devices()[:4])
+    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    replicated = jax.device_put(params, NamedSharding(mesh, P()))
+    for name, loss in losses.items():
+        each = [jax.grad(loss)(params, *one) for one in zip(*batch, strict=True)]
+        expected = sum(g * min(1, CLIP / (float(jnp.linalg.norm(g)) + 1e-30)) for g in each)
+        for method in ("auto", "vmap"):
+            gradient = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method))
+            errors[f"{name}, {method}"] = relative(gradient(replicated, *sharded).grads, expected)
+    return errors
+
+
 def own_kernels():
     """Convolutions with kernels of the examples' own: XLA optimizes the gradients of `vmap(grad)` wrongly."""
     rng = np.random.default_rng(0)
-    numbers = ("NHWC", "HWIO", "NHWC")
+    numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     rows = rng.normal(size=(8, 12, 12, 3)), rng.normal(size=(8, 3, 3, 5, 5)) / 5
     params, batch = rng.normal(size=(3, 3, 3, 5)) / 5, [jnp.asarray(x, "f4") for x in rows]
 
     def loss(p, x, own):
-        x = jax.lax.conv_general_dilated(x[None], p, (1, 1), "SAME", dimension_numbers=numbers)
-        x = jnp.tanh(x)
-        x = jax.lax.conv_general_dilated(x, own, (2, 2), "SAME", dimension_numbers=numbers)
+        x = jax.lax.conv_general_dilated(x[None], p, (1, 1), "SAME", **numbers)
+        x = jax.lax.conv_general_dilated(jnp.tanh(x), own, (2, 2), "SAME", **numbers)
         return jnp.sum(jnp.sin(x))
 
-    params, errors = jnp.asarray(params, "f4"), {}
-    kinds, devices = (KINDS["automatic"],), jax.devices()[:4]
-    mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=devices)
-    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
-    replicated = jax.device_put(params, NamedSharding(mesh, P()))
-    each = [jax.grad(loss)(params, *one) for one in zip(*batch, strict=True)]
-    expected = sum(g * min(1, CLIP / float(jnp.linalg.norm(g))) for g in each)
-    for method in ("auto", "vmap"):
-        gradient = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method))
-        errors[method] = relative(gradient(replicated, *sharded).grads, expected)
-    return errors
+    return on_four({"own": loss}, jnp.asarray(params, "f4"), batch)
 
 
 def convolutions_within():
@@ -331,28 +334,17 @@ def convolutions_within():
 
         return jax.lax.fori_loop(0, 2, within, x)
 
-    losses = {
-        "branch": lambda p, x, flag: jax.lax.cond(flag, layer, lambda p, x: 2 * layer(p, x), p, x),
-        "scan": scanned,
-        "branch in a loop": looped,
-        "remat": lambda p, x, flag: jax.checkpoint(layer)(p, x) * flag,
-        "a scan from zeros in remat": from_zeros,
-    }
-    kinds, devices, errors = (KINDS["automatic"],), jax.devices()[:4], {}
-    mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=devices)
-    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
-    for name, made in losses.items():
+    def branched(p, x, flag):
+        return jax.lax.cond(flag, layer, lambda p, x: 2 * layer(p, x), p, x)
 
-        def loss(p, x, flag, made=made):
-            return jnp.sum(jnp.sin(made(p, x, flag)))
+    def rematerialised(p, x, flag):
+        return jax.checkpoint(layer)(p, x) * flag
 
-        each = [jax.grad(loss)(params, *one) for one in zip(*batch, strict=True)]
-        expected = sum(g * min(1, CLIP / (float(jnp.linalg.norm(g)) + 1e-30)) for g in each)
-        for method in ("auto", "vmap"):
-            gradient = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method))
-            replicated = jax.device_put(params, NamedSharding(mesh, P()))
-            errors[f"{name}, {method}"] = relative(gradient(replicated, *sharded).grads, expected)
-    return errors
+    def summed(made):
+        return lambda *given: jnp.sum(jnp.sin(made(*given)))
+
+    made = (branched, scanned, looped, rematerialised, from_zeros)
+    return on_four({each.__name__: summed(each) for each in made}, params, batch)
 
 
 QUICK_CASES = {

@@ -68,10 +68,7 @@ def calibrate(
       num_examples: The number of records.
       batch_size: The expected batch size.
       steps: The number of steps.
-      l2_clip_norm, normalize: As in `Privacy`.
-      accountant: "pld" or "rdp".
-      unit: What a record is called.
-      assumptions: What the guarantee rests on.
+      l2_clip_norm, normalize, accountant, unit, assumptions: As in `dpx.training.fit`.
       sampling: How batches are drawn; None for the way that needs less noise (`quieter`).
       bands: b of banded noise; one for independent noise.
       beside: The guarantee of a Gaussian release beside the training, which shares the budget.

@@ -28,8 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpx.noise import release
-from dpx.training.privatize import drawn_from
+from dpx.training.privatize import PrivatizeState, privatize
 
 
 class BandedState(NamedTuple):
@@ -84,12 +83,16 @@ def banded(
     Args:
       coefficients: c, of norm 1 at most.
       sensitivity: How far one example moves the sum of a step, in l2.
-      noise_multiplier: Noise std per unit of sensitivity.
-      expected_batch_size: B.
-      key: A JAX key that nobody learns who sees the updates; None as in `dpx.privatize`.
-      label: What the gradients are of, for `dpx.audit.replay`.
+      noise_multiplier, expected_batch_size, key, label: As in `dpx.privatize`.
     """
     first, *rest = coefficients
+    noise = privatize(
+        l2_clip_norm=sensitivity,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=first,
+        key=key,
+        label=label,
+    )
 
     def init(params: Any) -> BandedState:
         left = jax.tree.map(lambda p: jnp.zeros((len(rest), *p.shape), p.dtype), params)
@@ -99,21 +102,14 @@ def banded(
         del params
 
         def exact(x: jax.Array, left: jax.Array) -> jax.Array:
-            if not rest:
-                return first * x
             # At a lower precision, one record would move what is left by more than itself.
             highest = jax.lax.Precision.HIGHEST
             before = jnp.tensordot(jnp.asarray(rest, x.dtype), left, 1, precision=highest)
             return first * x + before
 
-        noisy = release(
-            drawn_from(state, bits),
-            jax.tree.map(exact, updates, state.left),
-            sensitivity=sensitivity,
-            noise_multiplier=noise_multiplier,
-            label=label,
-        )
-        seen = jax.tree.map(lambda y: y / first, noisy)
+        sums = jax.tree.map(exact, updates, state.left)
+        drawn = PrivatizeState(state.key, state.count)
+        seen = noise.update(sums, drawn, bits=bits)[0]
         left = jax.tree.map(
             lambda x, y, old: jnp.concatenate([(x - y)[None], old])[: len(rest)],
             updates,

@@ -318,7 +318,6 @@ def fit(
         "wrt": None if wrt is None else list(trained.paths),
         "generator": None if (made := purposes.generator()) == "threefry2x32" else made,
     }
-    _processes.check_same(settings | monitoring.every)
     narrow = precision.computed_in(computation.compute_dtype, loss)
     given = arguments.of_one_example((trained.tree, frozen), examples, computation.record_key)
 
@@ -335,12 +334,10 @@ def fit(
         # Raises what a loss of other parameters or examples raises.
         plan.forms(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():
-        computed = {
-            "loss_fn": programs.of_loss(narrow, *given),
-            "optimizer": programs.of_optimizer(optimizer, jax.eval_shape(loop.wide, trained.tree)),
-        }
-        _processes.check_same(computed)
-        settings |= computed
+        wide = jax.eval_shape(loop.wide, trained.tree)
+        settings["loss_fn"] = programs.of_loss(narrow, *given)
+        settings["optimizer"] = programs.of_optimizer(optimizer, wide)
+    _processes.check_same(settings | monitoring.every)
     if taken:
         logs.say(f"{label}: {taken}", shown=progress)
     whose = () if grouped is None else (grouped.order, grouped.begins)

@@ -120,21 +120,20 @@ def of_training(
 def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
     """The keys that `make` returns in the first process, for all processes: together they add one noise."""
 
-    def words() -> list:
-        noise, dropout, sampling = make()
-        if isinstance(noise, Stream) and isinstance(sampling, Stream):
-            return [words_of(dropout).tolist(), noise.secret.hex(), sampling.secret.hex()]
-        assert isinstance(sampling, np.random.SeedSequence)
-        return [words_of(dropout).tolist(), words_of(noise).tolist(), sampling.state]  # pyright: ignore[reportArgumentType]
+    def told(secret: Any) -> Any:
+        if isinstance(secret, Stream):
+            return secret.secret.hex()
+        seed = isinstance(secret, np.random.SeedSequence)
+        return secret.state if seed else words_of(secret).tolist()
+
+    def heard(text: Any) -> Any:
+        if isinstance(text, str):
+            return Stream(bytes.fromhex(text))
+        return np.random.SeedSequence(**text) if isinstance(text, dict) else of_words(text)
 
     if not _processes.several():
         return make()
-    dropout, noise, sampling = _processes.of_first(words)
-    if isinstance(noise, str):
-        noise, sampling = (Stream(bytes.fromhex(each)) for each in (noise, sampling))
-    else:
-        noise, sampling = of_words(noise), np.random.SeedSequence(**sampling)
-    return TrainingKeys(noise, of_words(dropout), sampling)
+    return TrainingKeys(*map(heard, _processes.of_first(lambda: [*map(told, make())])))
 
 
 def _kept(key: jax.Array | None, workdir: Path, data: str, settings: dict) -> Keys:

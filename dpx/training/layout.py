@@ -32,36 +32,31 @@ def as_mesh(mesh: Mesh | Mapping[str, int] | None) -> Mesh | None:
     Raises:
       ValueError: for other axes, more devices than there are, or fewer than several processes have.
     """
-    if mesh is None:
-        if not _processes.several():
-            return None
-        mesh = {"model": 1}
-    laid_out = _as_mesh(mesh)
-    if _processes.several():
-        _check_processes(laid_out)
-    return laid_out
-
-
-def _as_mesh(mesh: Any) -> Mesh:
-    sizes = dict(mesh.shape) if isinstance(mesh, Mesh) else mesh
+    several = _processes.several()
+    if mesh is None and not several:
+        return None
+    sizes = {"model": 1} if mesh is None else dict(mesh.shape) if isinstance(mesh, Mesh) else mesh
     if not isinstance(sizes, Mapping) or not sizes or not set(sizes) <= set(AXES):
         raise ValueError(
             f"mesh={mesh!r} must have the axes 'data' and 'model', or one of them: pass a jax.sharding.Mesh "
             "with these names, or their sizes, such as {'data': 4, 'model': 2}"
         )
     model = _validate.check_integer(sizes.get("model", 1), "mesh['model']")
-    left = max(1, jax.device_count() // model) if _processes.several() else 1
+    left = max(1, jax.device_count() // model) if several else 1
     shape = [_validate.check_integer(sizes.get("data", left), "mesh['data']"), model]
     if isinstance(mesh, Mesh):
-        order = [mesh.axis_names.index(axis) for axis in AXES if axis in sizes]
-        return Mesh(mesh.devices.transpose(order).reshape(shape), AXES)
-    devices = jax.devices()
-    if math.prod(shape) > len(devices):
+        devices = mesh.devices.transpose([mesh.axis_names.index(x) for x in AXES if x in sizes])
+    else:
+        devices = np.array(jax.devices()[: math.prod(shape)])
+    if math.prod(shape) > devices.size:
         raise ValueError(
-            f"mesh={dict(sizes)} must have at most {len(devices)} devices, as many as there are: use smaller "
+            f"mesh={dict(sizes)} must have at most {devices.size} devices, as many as there are: use smaller "
             "axes, or more devices (on a CPU XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight)"
         )
-    return Mesh(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
+    laid_out = Mesh(devices.reshape(shape), AXES)
+    if several:
+        _check_processes(laid_out)
+    return laid_out
 
 
 def _check_processes(mesh: Mesh) -> None:

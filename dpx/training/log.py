@@ -68,11 +68,8 @@ class Monitoring:
     """What a training tells while it runs, where it keeps that, and after how many steps each time.
 
     Attributes:
-      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints.
+      label, progress, evaluate: As in `dpx.training.fit`.
       workdir: The folder of metrics.jsonl and of the checkpoints; None for neither.
-      progress: Whether lines on stderr say how far the training is, with losses.
-      evaluate: A function of the parameters that returns numbers by name; None for none. No guarantee covers
-        what it returns.
       evaluate_every, log_every, checkpoint_every: Numbers of steps.
 
     Raises:

@@ -39,15 +39,10 @@ class Computation:
     """How the gradients of a batch are computed.
 
     Attributes:
-      compute_dtype: The type to which parameters, examples and frozen arrays are cast for the loss; None for
-        no cast.
-      microbatch_size: The number of examples whose gradients are clipped at a time, which bounds memory;
-        None for all of a batch.
-      record_key: Whether the loss takes a key, for dropout. The key follows from the step and the record's
-        own index, and not from the record's place in the sample.
+      compute_dtype, microbatch_size, record_key, strict: As in `dpx.training.fit`.
+        Frozen arrays are cast too.
       users: Whose each record is. A step then samples users: batch size, `microbatch_size` and the layout
         count users, and the loss of an example is the mean over the records that are drawn of one user.
-      strict: Whether warnings about the loss are errors, as in `dpx.clipped_grad`.
       weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
         None for equal weights.
 

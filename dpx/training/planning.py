@@ -111,12 +111,9 @@ def plan(
     and `steps` give the third. From `epochs` alone the rule of `dpx.training.planning` gives both others.
 
     Args:
-      num_records: N, which is public.
-      epsilon, delta: The budget, to be spent whole.
+      num_records, epsilon, delta, batch_size, steps: As in `Plan`. The number of records is public.
       epochs: How often each record is used, in the mean. It says how much is computed, and costs no privacy:
         more is better until time runs out.
-      batch_size: The expected size of a batch, at most N.
-      steps: The number of steps.
 
     Raises:
       ValueError: for a number out of range; for fewer than two of `epochs`, `batch_size` and `steps`, unless

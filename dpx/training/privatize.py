@@ -29,7 +29,7 @@ class PrivatizeState(NamedTuple):
     count: jax.Array
 
 
-def drawn_from(state: Any, bits: Bits | None) -> jax.Array | Bits:
+def _drawn_from(state: PrivatizeState, bits: Bits | None) -> jax.Array | Bits:
     """The source of a step's noise: a key that follows from the state's key, or the words that are given.
 
     Raises:
@@ -50,7 +50,7 @@ def privatize(
     expected_batch_size: float,
     key: jax.Array | None,
     label: str = "gradients",
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Turns the sum of clipped per-example gradients into a private estimate of their mean.
 
     update = (sum + noise_multiplier · C · N(0, I)) / expected_batch_size, C the l2 sensitivity of the sum.
@@ -122,7 +122,7 @@ def privatize(
             updates = updates.grads
         _check_leaves(jax.tree.leaves(updates))
         noisy = release(
-            drawn_from(state, bits),
+            _drawn_from(state, bits),
             updates,
             sensitivity=sensitivity,
             noise_multiplier=noise_multiplier,

@@ -57,9 +57,9 @@ def read_source(source: Any, name: str) -> Any:
             f"{name} has {rows} records, which must be 1 to {_MOST}: give a source that holds each once, as "
             "a MapDataset does without repeat()"
         )
-    expected, structure, arrays = {}, None, {}
+    first, arrays = None, []
     for row in range(rows):
-        leaves, found = jax.tree_util.tree_flatten_with_path(
+        leaves, structure = jax.tree_util.tree_flatten_with_path(
             source[row], is_leaf=lambda x: isinstance(x, list)
         )
         read = {}
@@ -72,19 +72,17 @@ def read_source(source: Any, name: str) -> Any:
                 f"{name}: row {row} holds nothing: give numbers, and leave out what a filter has emptied"
             )
         kinds = {field: (array.dtype, array.shape) for field, array in read.items()}
-        if not row:
-            expected, structure = kinds, found
-            arrays = {
-                field: np.empty((rows, *shape), dtype) for field, (dtype, shape) in kinds.items()
-            }
-        if kinds != expected or found != structure:
+        if first is None:
+            first = kinds, structure
+            arrays = [np.empty((rows, *array.shape), array.dtype) for array in read.values()]
+        if (kinds, structure) != first:
             raise ValueError(
-                f"{name}: row {row} holds {_shown(kinds)}, and row 0 {_shown(expected)}: give every record "
+                f"{name}: row {row} holds {_shown(kinds)}, and row 0 {_shown(first[0])}: give every record "
                 "the same fields, types and shapes, as by padding it and casting it to a type"
             )
-        for field, array in read.items():
-            arrays[field][row] = array
-    return jax.tree.unflatten(structure, list(arrays.values()))
+        for array, of_row in zip(arrays, read.values(), strict=True):
+            array[row] = of_row
+    return jax.tree.unflatten(structure, arrays)
 
 
 def _shown(kinds: dict[str, tuple]) -> str:

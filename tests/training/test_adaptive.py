@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import training_cases
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 import dpx
-from dpx import audit
-from dpx.training import AdaptiveClipNorm, adaptive, calibration, loop
-from dpx.training import keys as secrets
-from dpx.training.log import Progress
+from dpx.training import AdaptiveClipNorm, adaptive
 
 RNG = np.random.default_rng(0)
 SIZES = np.exp(RNG.normal(size=400))  # the norms of gradients: log-normal, with median 1
@@ -29,14 +27,11 @@ def fit(data=X, loss=loss_fn, **changes):
         "epsilon": 1e4,
         "delta": 1e-4,
         "batch_size": 100,
-        "sampling": "poisson",
         "steps": 60,
         "optimizer": optax.sgd(1e-3),
         "l2_clip_norm": AdaptiveClipNorm(start=30.0, learning_rate=0.3),
-        "key": jax.random.key(1),
-        "log_every": 1,
     }
-    return dpx.training.fit(loss, jnp.zeros(2), data, **settings | changes)
+    return training_cases.fit(data, loss, jnp.zeros(2), **settings | changes)
 
 
 def norms(trained):
@@ -75,7 +70,7 @@ def test_it_is_the_algorithm_by_hand():
     clip = AdaptiveClipNorm(start=2.0, quantile=0.6, learning_rate=0.5, count_noise=7.0)
     settings = {"epsilon": 3.0, "steps": 4, "l2_clip_norm": clip, "optimizer": optax.sgd(0.1)}
     trained = fit(**settings)
-    keys = secrets.derive(jax.random.key(1)).training("training")
+    keys = training_cases.keys()
     z = dpx.calibrate_dpsgd(3.0, 1e-4, sampling_probability=0.25, steps=4)
     ratio = np.divide(*clip.noise(z, 100))
     private = dpx.privatize(
@@ -101,52 +96,11 @@ def test_it_is_the_algorithm_by_hand():
     assert "a count of the records within the clipping norm" in trained.guarantee.mechanism
 
 
-def mean_loss(params, x):
-    return jnp.square(params - x).sum()
-
-
-def fitted(rows, workdir):
-    clip = AdaptiveClipNorm(count_noise=2.0)
-    settings = {"epsilon": 2.0, "steps": 4, "batch_size": 30, "l2_clip_norm": clip}
-    trained = fit(rows, mean_loss, workdir=workdir, **settings)
-    return {"params": trained.params, "norms": norms(trained)}
-
-
-@pytest.mark.slow
-def test_a_record_moves_gradients_and_count_by_what_is_declared():
-    rows = X[:40]
-    ignore = ["stderr", "file/metrics.jsonl", "file/checkpoints/*", "file/secret/*"]
-    first = audit.record(fitted, rows, ignore=ignore)
-    assert len(first.releases) == 4
-    ids = np.delete(np.arange(40), 7)
-    found = audit.replay(fitted, rows, rows[ids], ids=ids, first=first, ignore=ignore).check()
-    assert 0.5 < found.largest_ratio <= 1 + 1e-6
-
-
-@pytest.mark.slow
-def test_a_killed_call_goes_on_bitwise_with_its_norm(tmp_path, monkeypatch):
-    settings = {"loss": mean_loss, "steps": 6, "epsilon": 2.0, "checkpoint_every": 1}
-    whole, line = fit(workdir=tmp_path / "whole", **settings), Progress.line
-
-    def killed(self, done, *rest):
-        if done == 4:
-            raise KeyboardInterrupt
-        line(self, done, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "line", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fit(workdir=tmp_path / "killed", **settings)
-    other = settings | {"l2_clip_norm": AdaptiveClipNorm(start=30.0, learning_rate=0.2)}
-    with pytest.raises(secrets.CannotResumeError, match="l2_clip_norm changed"):
-        fit(workdir=tmp_path / "killed", **other)
-    resumed = fit(workdir=tmp_path / "killed", **settings)
-    np.testing.assert_array_equal(resumed.params, whole.params)
-    np.testing.assert_array_equal(norms(resumed), norms(whole))
-
-
 @pytest.mark.slow
 def test_microbatches_and_other_units_of_the_loss_change_nothing():
+    def mean_loss(params, x):
+        return jnp.square(params - x).sum()
+
     one = fit(loss=mean_loss, steps=3)
     pieces = fit(loss=mean_loss, steps=3, microbatch_size=7)
     np.testing.assert_allclose(pieces.params, one.params, atol=1e-6)
@@ -155,38 +109,10 @@ def test_microbatches_and_other_units_of_the_loss_change_nothing():
         [r.loss for r in pieces.history], [r.loss for r in one.history], rtol=1e-5
     )
     # In the units of the loss, although gradients were divided by the norm.
-    seed = secrets.derive(jax.random.key(1)).training("training").sampling
+    seed = training_cases.keys().sampling
     first, mask = next(dpx.poisson_batches(400, sampling_probability=0.25, steps=3, seed=seed))
     expected = np.square(X[first[mask]]).sum(1).mean()
     assert one.history[0].loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_what_is_not_finite_counts_as_beyond():
-    real = jnp.array([True, True, False, True])
-    found = adaptive.counted(jnp.array([0.5, jnp.inf, 0.1, 2.0]), real, 3.0)
-    assert found == pytest.approx(3.0 * (0.5 - 0.5 - 0.5))
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"start": 0.0}, "start=0.0 must"),
-        ({"start": 1e13}, "start=10000000000000.0 must be between"),
-        ({"quantile": 1.5}, "quantile=1.5 must be in"),
-        ({"learning_rate": -1.0}, "learning_rate=-1.0 must"),
-        ({"count_noise": 0.0}, "count_noise=0.0 must"),
-        ({"count_noise": 0.01}, "count_noise=0.01 must be more than"),
-    ],
-)
-def test_wrong_settings_are_named(changes, named):
-    with pytest.raises(ValueError, match=named):
-        fit(l2_clip_norm=AdaptiveClipNorm(**changes), epsilon=1.0)
-
-
-def test_a_count_without_noise_is_refused():
-    for little in (0.5, 1e-200, 5e-324):
-        with pytest.raises(ValueError, match=r"count_noise=.* must be more than 0\.5"):
-            AdaptiveClipNorm(count_noise=little).noise(1.0, 100)
 
 
 @pytest.mark.quick_cases("float32")
@@ -197,19 +123,9 @@ def test_it_runs_where_64_bits_are_on(dtype):
     assert (norms(found) < 30).all()
 
 
-@pytest.mark.slow
-def test_an_ordinary_norm_has_no_count():
-    settings = {"epsilon": 1.0, "delta": 1e-4, "num_examples": 400, "batch_size": 10, "steps": 2}
-    found, _ = calibration.calibrate(
-        **settings, l2_clip_norm=0.5, normalize=False, accountant="pld", unit="row", assumptions=()
-    )
-    assert found.count_ratio is None
-    assert loop._mean(None, 10, jax.random.key(0), "x") is not None
-    assert fit(l2_clip_norm=0.5, steps=1).history[0].l2_clip_norm is None
-
-
 def test_a_record_counts_half_and_padding_nothing():
-    norms, real = jnp.array([0.5, 1.0, 2.0, 0.3, 9.0]), jnp.array([True, True, True, False, False])
+    """What is not finite is beyond the norm."""
+    norms, real = jnp.array([0.5, 1.0, jnp.inf, 0.3, 9.0]), jnp.arange(5) < 3
     assert float(adaptive.counted(norms, real, 4.0)) == 4.0 * (0.5 + 0.5 - 0.5)
     assert float(adaptive.counted(norms, ~real, 4.0)) == 0.0
     assert float(adaptive.counted(norms, real & False, 4.0)) == 0.0
@@ -222,5 +138,17 @@ def test_the_norm_stays_within_a_millionth_and_a_million_times_its_start():
         assert state.clip == pytest.approx(limit)
 
 
-def test_a_training_goes_on_with_the_norm_of_every_part():
-    assert adaptive.norms({"first": 1.0, "second": 2.0}) == [1.0, 2.0]
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"start": 0.0}, "start=0.0 must"),
+        ({"start": 1e13}, "start=10000000000000.0 must be between"),
+        ({"quantile": 1.5}, "quantile=1.5 must be in"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0 must"),
+        ({"count_noise": 0.0}, "count_noise=0.0 must"),
+        *(({"count_noise": x}, r"count_noise=.* more than 0\.5") for x in (0.5, 1e-200, 5e-324)),
+    ],
+)
+def test_wrong_settings_are_named(changes, named):
+    with pytest.raises(ValueError, match=named):
+        AdaptiveClipNorm(**changes).noise(1.0, 100)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import training_cases
 
 import dpx
 from dpx import audit
@@ -22,8 +23,9 @@ def loss_fn(params, x):
 
 
 def fit(data=X, **changes):
-    settings = {"epsilon": 3.0, "delta": 1e-3, "key": dpx.secret_key(), "log_every": 1}
-    return dpx.training.fit(loss_fn, {"w": jnp.zeros(3)}, data, **settings | changes)
+    chosen = dict.fromkeys(("batch_size", "steps", "optimizer", "l2_clip_norm"))
+    settings = chosen | {"epsilon": 3.0, "sampling": "auto", "key": dpx.secret_key()}
+    return training_cases.fit(data, loss_fn, {"w": jnp.zeros(3)}, **settings | changes)
 
 
 @pytest.mark.slow
@@ -131,7 +133,7 @@ def test_what_does_not_fit_together_is_one_line_before_there_is_a_folder(given, 
 def test_fit_takes_the_plan_and_says_so(capfd):
     key = dpx.secret_key()
     planned = plan(64, epsilon=3.0, delta=1e-3, epochs=3, steps=8)
-    taken = fit(epochs=3, steps=8, key=key)
+    taken = fit(epochs=3, steps=8, key=key, progress=True)
     assert (
         "training: takes 8 steps of 24 records, Adam whose learning rate" in capfd.readouterr().err
     )
@@ -144,6 +146,7 @@ def test_fit_takes_the_plan_and_says_so(capfd):
             l2_clip_norm=1.0,
             normalize=True,
             key=key,
+            progress=True,
         )
     assert "takes" not in capfd.readouterr().err
     np.testing.assert_array_equal(taken.params["w"], given.params["w"])
@@ -155,7 +158,7 @@ def test_fit_takes_the_plan_and_says_so(capfd):
 @pytest.mark.slow
 def test_with_users_a_plan_is_of_users(capfd):
     ids = np.arange(64) // 4  # of 16 users
-    trained = fit(users=ids, records_per_user=2, epochs=1, steps=4)
+    trained = fit(users=ids, records_per_user=2, epochs=1, steps=4, progress=True)
     assert "takes 4 steps of 4 users" in capfd.readouterr().err
     found = plan(16, epsilon=3.0, delta=1e-3, epochs=1, steps=4)
     noise = float(trained.guarantee.mechanism.split("noise multiplier ")[1].split(",")[0])
@@ -167,19 +170,8 @@ def test_a_plan_does_not_follow_the_records():
     """Neither does the number of records: a neighbour has an empty record in place of one."""
 
     def program(rows):
-        trained = dpx.training.fit(
-            loss_fn,
-            {"w": jnp.zeros(3)},
-            jnp.stack(rows),
-            epsilon=3.0,
-            delta=1e-3,
-            epochs=1,
-            steps=5,
-            key=jax.random.key(0),
-            log_every=1000,
-            progress=False,
-        )
-        return trained.params
+        about = {"epochs": 1, "steps": 5, "key": training_cases.KEY, "log_every": 1000}
+        return fit(jnp.stack(rows), **about).params
 
     with audit.recording():
         replayed = audit.replay(program, list(X[:20]), list(X[:19])).check()

@@ -5,26 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import training_cases
 from flax import nnx
 
 import dpx
-from dpx.training import keys as secrets
 from dpx.training import precision
-from dpx.training.log import Progress
 
 ROWS, LENGTH, VOCABULARY, DIM, CLIP = 24, 6, 12, 8, 0.05
-SETTINGS = {
-    "epsilon": 4.0,
-    "delta": 1e-3,
-    "batch_size": 12,
-    "sampling": "poisson",
-    "steps": 4,
-    "l2_clip_norm": 0.5,
-    "record_key": True,
-    "compute_dtype": "bfloat16",
-    "log_every": 1,
-    "checkpoint_every": 1,
-}
 
 
 def loss_fn(params, tokens, weight, key):
@@ -45,8 +32,8 @@ def inputs():
 
 def fit(**changes):
     params, data = inputs()
-    settings = SETTINGS | {"key": jax.random.key(0), "optimizer": optax.adam(0.1)} | changes
-    return dpx.training.fit(settings.pop("loss", loss_fn), params, data, **settings)
+    settings = {"optimizer": optax.adam(0.1), "record_key": True, "compute_dtype": "bfloat16"}
+    return training_cases.fit(data, changes.pop("loss", loss_fn), params, **settings | changes)
 
 
 def length(tree):
@@ -134,38 +121,19 @@ def test_what_is_frozen_is_cast_too():
         seen.append(hidden.dtype)
         return jnp.square(model.layers[1](hidden)).sum()
 
-    trained = dpx.training.fit(
-        loss,
-        model,
-        np.ones((20, 3), "f4"),
-        **SETTINGS | {"record_key": False, "key": jax.random.key(0), "optimizer": optax.sgd(0.1)},
-        wrt=lambda path, _: 1 in path,
-    )
+    narrow = {"compute_dtype": "bfloat16", "wrt": lambda path, _: 1 in path}
+    trained = training_cases.fit(training_cases.X, loss, model, **narrow)
     assert set(seen) == {jnp.dtype("bfloat16")}
     assert trained.params.layers[0].kernel[...].dtype == jnp.float32
     np.testing.assert_array_equal(trained.params.layers[0].kernel[...], model.layers[0].kernel[...])
 
 
 @pytest.mark.slow
-def test_a_killed_call_goes_on_bitwise_in_the_same_precision(tmp_path, monkeypatch):
-    whole, line = fit(workdir=tmp_path / "whole"), Progress.line
+def test_parameters_may_have_several_types():
+    def loss(params, row):
+        return jnp.sum(jnp.square((row + params["shift"]) @ params["w"]))
 
-    def killed(self, done, *rest):
-        if done == 3:
-            raise KeyboardInterrupt
-        line(self, done, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "line", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fit(workdir=tmp_path / "killed")
-    with pytest.raises(secrets.CannotResumeError, match="compute_dtype, loss_fn changed"):
-        fit(workdir=tmp_path / "killed", compute_dtype=None)
-    resumed = fit(workdir=tmp_path / "killed")
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
-
-
-@pytest.mark.parametrize("wrong", ["float16", "int8", "half of it", 16])
-def test_other_types_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"compute_dtype=.* must be one of .'bfloat16', 'float32'"):
-        fit(compute_dtype=wrong)
+    with jax.enable_x64(True):
+        params = {"shift": jnp.zeros(3), "w": jnp.ones((3, 40), jnp.float32)}
+        found = training_cases.fit(training_cases.X, loss, params).params
+    assert {name: x.dtype for name, x in found.items()} == {"shift": np.float64, "w": np.float32}

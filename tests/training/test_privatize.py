@@ -1,3 +1,5 @@
+"""`dpx.privatize`: the law of its noise, what it refuses, and numbers at the ends of floats."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,12 +98,7 @@ def test_clips_whose_squares_leave_float32_keep_their_noise():
     sums = {"a": jnp.ones(1000), "b": jnp.zeros(1000)}
     for clip, multiplier, std in ((1e20, 0.0, 0.0), (1e-25, 1.0, 2**0.5 * 1e-25)):
         clips = {"a": clip, "b": clip}
-        noisy = dpx.privatize(
-            l2_clip_norm=clips,
-            noise_multiplier=multiplier,
-            expected_batch_size=1.0,
-            key=jax.random.key(0),
-        )
+        noisy = make(l2_clip_norm=clips, noise_multiplier=multiplier, expected_batch_size=1.0)
         update, _ = noisy.update(sums, noisy.init(sums))
         found = np.std(np.asarray(update["b"], np.float64))
         assert found == pytest.approx(std, rel=0.1, abs=0)
@@ -110,9 +107,7 @@ def test_clips_whose_squares_leave_float32_keep_their_noise():
 
 @pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32, bool])
 def test_sums_that_real_noise_would_not_cover_are_refused(dtype):
-    transform = dpx.privatize(
-        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2.0, key=jax.random.key(0)
-    )
+    transform = make()
     sums = {"w": jnp.ones(3, dtype), "b": jnp.ones(2)}
     with pytest.raises(ValueError, match="dtype"):
         jax.jit(transform.update)(sums, transform.init(sums))

@@ -19,7 +19,7 @@ from dpx.training import layout
 PROGRAM = Path(fit_cases.__file__).with_name("fit_process.py")
 
 
-def start(folder, count, devices=1, killed=None, other=None, unit=None):
+def start(folder, count, devices=1, killed=None, other=None, unit="records"):
     """Starts all processes; number `killed` is killed at step 3, and number `other` clips to another norm."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -31,10 +31,10 @@ def start(folder, count, devices=1, killed=None, other=None, unit=None):
     folder.mkdir(exist_ok=True)
     return [
         subprocess.Popen(
-            [sys.executable, PROGRAM, address, str(count), str(number), folder]
-            + ["3"] * (number == killed)
-            + ["0", "1000"] * (number == other)
-            + (["0", "0.5", unit] if unit else []),
+            [
+                *(sys.executable, PROGRAM, address, str(count), str(number), folder),
+                *("3" if number == killed else "0", "1000" if number == other else "0.5", unit),
+            ],
             env=os.environ | on_devices(devices, CHEAP) | settings,
             stdout=subprocess.DEVNULL,
             stderr=(folder / f"{number}.log").open("w"),
@@ -56,7 +56,7 @@ def check(found, **changes):
 
     Sums of other blocks round differently, by which an entry may fall on the next point of the noise's grid.
     """
-    one = fit_cases.fit(log_every=1, **changes)
+    one = fit_cases.fit(**changes)
     for each in found:
         for name, want in one.params.items():
             off = np.abs(each[name] - want)
@@ -103,27 +103,20 @@ def test_a_process_with_another_clipping_norm_ends_all(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 2)])
-def test_more_processes_and_parameters_that_devices_share(tmp_path, count, devices):
-    check(finish(start(tmp_path / "run", count, devices), tmp_path / "run")[0])
-
-
-@pytest.mark.slow
-def test_records_are_allocated_as_in_one_process(tmp_path):
-    found = finish(start(tmp_path / "run", 2, unit="allocation"), tmp_path / "run")[0]
-    check(found, **fit_cases.ALLOCATION)
-
-
-@pytest.mark.slow
-def test_users_have_their_records_in_one_process(tmp_path):
-    check(finish(start(tmp_path / "run", 2, unit="users"), tmp_path / "run")[0], **fit_cases.USERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-def test_processes_draw_from_the_stream_of_the_first(tmp_path, devices):
-    found = finish(start(tmp_path / "run", 2, devices, unit="secure"), tmp_path / "run")[0]
-    check(found, **fit_cases.secure())
+@pytest.mark.parametrize(
+    ("count", "devices", "unit"),
+    [
+        (4, 1, "records"),
+        (2, 2, "records"),  # of which two share the parameters
+        (2, 1, "allocation"),
+        (2, 1, "users"),
+        (2, 1, "secure"),
+        (2, 2, "secure"),
+    ],
+)
+def test_more_processes_and_devices_find_what_one_does(tmp_path, count, devices, unit):
+    found, _ = finish(start(tmp_path / "run", count, devices, unit=unit), tmp_path / "run")
+    check(found, **fit_cases.UNITS[unit])
 
 
 def test_a_mesh_takes_all_devices_and_shares_parameters_within_a_process(monkeypatch):

@@ -8,74 +8,38 @@ import types
 from importlib import machinery
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
+import training_cases
+from training_cases import killed_at
 
-from dpx import training
-from dpx.training import loop, trackers
+from dpx.training import AdaptiveClipNorm, trackers
 
-X = np.linspace(-1, 1, 40, dtype=np.float32)
 COLUMNS = ["run", "step", "name", "value"]
 
 
-def fit(log, workdir=None, steps=4, **options):
-    return training.fit(
-        lambda w, x: (w - x) ** 2,
-        jnp.zeros(()),
-        X,
-        epsilon=1.0,
-        delta=1e-3,
-        batch_size=10,
-        steps=steps,
-        optimizer=optax.sgd(0.1),
-        l2_clip_norm=1.0,
-        key=jax.random.key(0),
-        log=log,
-        workdir=workdir,
-        progress=False,
-        log_every=2,
-        **options,
-    )
+def fit(log, workdir=None, **options):
+    about = {"steps": 4, "log_every": 2, "checkpoint_every": 2}
+    return training_cases.fit(log=log, workdir=workdir, **about | options)
 
 
 @pytest.mark.slow
 def test_a_function_gets_what_the_history_has_and_names_what_nothing_covers():
     seen = []
-    made = fit(
-        lambda *entry: seen.append(entry), evaluate=lambda w: {"w": float(w)}, evaluate_every=4
-    )
+    evaluate = {"evaluate": lambda p: {"b": float(p["b"])}, "evaluate_every": 4}
+    made = fit(lambda *entry: seen.append(entry), **evaluate)
     two, four = made.history
     assert four.evaluation is not None
     assert seen == [
         (2, {"not_covered/loss": two.loss, "epsilon": two.epsilon}),
         (4, {"not_covered/loss": four.loss, "epsilon": four.epsilon}),
-        (4, {"not_covered/w": four.evaluation["w"]}),
+        (4, {"not_covered/b": four.evaluation["b"]}),
     ]
 
 
 @pytest.mark.slow
 def test_an_adaptive_norm_is_paid_for_and_has_its_own_name():
     seen = []
-    options: Any = {
-        "l2_clip_norm": training.AdaptiveClipNorm(count_noise=2.0),
-        "log": lambda *e: seen.append(e),
-    }
-    training.fit(
-        lambda w, x: (w - x) ** 2,
-        jnp.zeros(()),
-        X,
-        epsilon=1.0,
-        delta=1e-3,
-        batch_size=10,
-        steps=2,
-        optimizer=optax.sgd(0.1),
-        key=jax.random.key(0),
-        progress=False,
-        **options,
-    )
+    fit(lambda *entry: seen.append(entry), l2_clip_norm=AdaptiveClipNorm(count_noise=2.0))
     assert set(seen[-1][1]) == {"not_covered/loss", "epsilon", "l2_clip_norm"}
 
 
@@ -87,31 +51,22 @@ def rows(path):
 
 
 @pytest.mark.slow
-def test_a_table_goes_on_after_a_kill_without_what_came_after_the_checkpoint(tmp_path, monkeypatch):
-    checkpointed = loop.Checkpoints.save
-
-    def die(self, done, state):
-        checkpointed(self, done, state)
-        if done == 2:
-            raise KeyboardInterrupt
-
+def test_a_table_goes_on_after_a_kill_without_what_came_after_the_checkpoint(tmp_path):
     whole = tmp_path / "whole"
-    expected = fit("log.csv", whole, checkpoint_every=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Checkpoints, "save", die)
-        with pytest.raises(KeyboardInterrupt):
-            fit("log.csv", tmp_path / "killed", checkpoint_every=2)
+    expected = fit("log.csv", whole)
+    with killed_at(4):
+        fit("log.csv", tmp_path / "killed")
     stale = tmp_path / "killed" / "log.csv"
     with stale.open("a", newline="") as file:
         csv.writer(file).writerows([["training", 3, "epsilon", 7], ["other", 9, "epsilon", 1]])
-    assert fit("log.csv", tmp_path / "killed", checkpoint_every=2).history == expected.history
+    assert fit("log.csv", tmp_path / "killed").history == expected.history
     ours = rows(whole / "log.csv")
     assert rows(stale) == [*ours[:2], ["other", "9", "epsilon", "1"], *ours[2:]]
     assert [row[:3] for row in ours] == [
         ["training", step, name] for step in "24" for name in ("not_covered/loss", "epsilon")
     ]
     assert stale.stat().st_mode & 0o077 == 0  # losses of private data
-    fit("log.csv", whole, checkpoint_every=2)  # finished: nothing is logged again
+    fit("log.csv", whole)  # finished: nothing is logged again
     assert rows(whole / "log.csv") == ours
 
 

@@ -1,4 +1,5 @@
-import json
+"""The training loop as a section of a config runs it: pieces, noise, meshes and what is left on the disk."""
+
 import re
 
 import jax
@@ -7,13 +8,14 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
+from training_cases import PARAMS, X, Y, close, same
+from training_cases import loss_fn as loss_of_record
 
 import dpx
-from dpx.training import checkpoints, loop
+from dpx.training import loop
 from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout
-from dpx.training.log import Monitoring, Progress
 from dpx.training.purposes import words_of
 from experiments.dp_transformer import training
 
@@ -32,14 +34,11 @@ CONFIG = ml_collections.ConfigDict(
         "checkpoint_every": 2,
     }
 )
-X = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
-DATA = (X, X @ np.array([1.0, -2.0, 3.0], np.float32))
-PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 
 
 def loss_fn(params, x, y, key):
     del key
-    return (x @ params["w"] + params["b"] - y) ** 2
+    return loss_of_record(params, x, y)
 
 
 def keys(seed=0):
@@ -48,52 +47,41 @@ def keys(seed=0):
 
 def fit(workdir, private=True, mesh=None, evaluate=None, **changes):
     config = ml_collections.ConfigDict({**CONFIG.to_dict(), **changes})
-    privacy = Privacy(0.5, False, 1.0, lambda steps: float(steps))
-    return training.train(
-        loss_fn,
-        PARAMS,
-        DATA,
-        config,
-        keys=keys(),
-        label="run",
-        workdir=workdir,
-        privacy=privacy if private else None,
-        mesh=mesh,
-        evaluate=evaluate,
-    )
+    privacy = Privacy(0.5, False, 1.0, lambda steps: float(steps)) if private else None
+    about = {"keys": keys(), "label": "run", "workdir": workdir, "privacy": privacy}
+    return training.train(loss_fn, PARAMS, (X, Y), config, mesh=mesh, evaluate=evaluate, **about)
 
 
-def step(piece, real, noise_multiplier, loss=loss_fn):
-    """One SGD step with learning rate 1 on the first `real` examples, in pieces."""
+def privatize(noise_multiplier, seed=0):
+    about = {"noise_multiplier": noise_multiplier, "expected_batch_size": 20.0}
+    return dpx.privatize(l2_clip_norm=0.5, key=jax.random.key(seed), **about)
+
+
+def step(piece, real, noise_multiplier):
+    """The parameters after a step of SGD with learning rate 1 on the first `real` examples, in pieces."""
     privacy = Privacy(0.5, False, noise_multiplier, lambda steps: 0.0)
-    private = dpx.privatize(
-        l2_clip_norm=0.5,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=20.0,
-        key=jax.random.key(0),
-    )
-    optimizer = optax.chain(private, optax.sgd(1.0))
+    optimizer = optax.chain(privatize(noise_multiplier), optax.sgd(1.0))
     indices = np.arange(48, dtype=np.int32)
-    state, mean_loss = loop._step(
-        loss,
+    state, _ = loop._step(
+        loss_fn,
         optimizer,
         privacy,
         Layout(None, len(X)),
         loop.Computation(microbatch_size=piece, record_key=True),
         (PARAMS, optimizer.init(PARAMS)),
-        (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
+        ((jnp.asarray(X), jnp.asarray(Y)), jnp.arange(len(X))),
         (indices, indices < real, -(-max(real, 1) // piece)),
         (jax.random.key(0), 0),
         None,
         None,
     )
-    return state[0], mean_loss
+    return state[0]
 
 
 def slow_sum(real):
     """Clipped gradients, one example at a time."""
     total = jax.tree.map(jnp.zeros_like, PARAMS)
-    for x, y in zip(X[:real], DATA[1][:real], strict=True):
+    for x, y in zip(X[:real], Y[:real], strict=True):
         gradient = jax.grad(loss_fn)(PARAMS, x, y, None)
         norm = optax.tree.norm(gradient)
         total = jax.tree.map(lambda t, g: t + g * min(1, 0.5 / norm), total, gradient)  # noqa: B023
@@ -104,9 +92,8 @@ def slow_sum(real):
 @pytest.mark.parametrize("real", [0, 1, 8, 30, 48])
 @pytest.mark.parametrize("piece", [4, 16, 48])
 def test_pieces_sum_to_the_clipped_gradients_over_the_expected_size(piece, real):
-    params, _ = step(piece, real, 0.0)
     expected = jax.tree.map(lambda g: -g / 20.0, slow_sum(real))
-    jax.tree.map(lambda p, e: np.testing.assert_allclose(p, e, atol=1e-6), params, expected)
+    close(step(piece, real, 0.0), expected, 1e-6)
 
 
 @pytest.mark.quick_cases
@@ -115,41 +102,15 @@ def test_noise_enters_once_whatever_the_pieces(real):
     """Noisy minus noiseless is one draw of std σC/B, the same for one piece as for twelve."""
     noise = []
     for piece in (4, 48):
-        noisy, clean = (step(piece, real, m)[0] for m in (3.0, 0.0))
+        noisy, clean = (step(piece, real, m) for m in (3.0, 0.0))
         noise.append(np.concatenate([np.ravel(noisy[k] - clean[k]) for k in ("w", "b")]))
     np.testing.assert_allclose(noise[0], noise[1], atol=1e-5)
     drawn = []
     for seed in range(300):
-        transform = dpx.privatize(
-            l2_clip_norm=0.5,
-            noise_multiplier=3.0,
-            expected_batch_size=20.0,
-            key=jax.random.key(seed),
-        )
+        transform = privatize(3.0, seed)
         drawn.append(transform.update(PARAMS, transform.init(PARAMS))[0]["w"])
     assert np.std(drawn) == pytest.approx(3.0 * 0.5 / 20.0, rel=0.1)
     assert np.abs(noise[0]).max() < 5 * 3.0 * 0.5 / 20.0
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
-    whole = fit(tmp_path / "a")
-    line = Progress.line
-
-    def killed(self, done, *rest):
-        if done == 5:
-            raise KeyboardInterrupt
-        line(self, done, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "line", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fit(tmp_path / "b")
-    resumed = fit(tmp_path / "b")
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in "ab"]
-    assert logs[0] == logs[1]
-    assert [json.loads(line)["step"] for line in logs[0].splitlines()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
@@ -161,30 +122,7 @@ def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
     found = fit(tmp_path / "mesh", mesh={"data": 1, "model": 1}, **evaluate)
     for params in (found, seen[0]):
         assert isinstance(params["w"].sharding, jax.sharding.SingleDeviceSharding)
-        jax.tree.map(np.testing.assert_array_equal, params, fit(tmp_path / "one"))
-
-
-@pytest.mark.quick_cases("changes2-99")
-@pytest.mark.parametrize(
-    ("changes", "records"), [({"steps": 7}, 100), ({"batch_size": 21.0}, 100), ({}, 99)]
-)
-def test_a_training_does_what_its_guarantee_is_about(changes, records):
-    private, _ = training.make_private(CONFIG, 8.0, 1e-3, 100, "row", ())
-    about = {"keys": keys(), "label": "run", "workdir": None, "privacy": private}
-    training.train(loss_fn, PARAMS, DATA, CONFIG, **about)
-    other = ml_collections.ConfigDict({**CONFIG.to_dict(), **changes})
-    about["keys"] = keys(1)
-    with pytest.raises(ValueError, match=r"the guarantee is that of .* calibrate for the records"):
-        training.train(loss_fn, PARAMS, tuple(x[:records] for x in DATA), other, **about)
-
-
-def test_checkpoints_hold_no_key():
-    secret = jax.random.key(7)
-    state = (PARAMS, dpx_state(secret))
-    kinds = [leaf.dtype for leaf in jax.tree.leaves(state)]
-    assert any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds)
-    saved = [leaf.dtype for leaf in jax.tree.leaves(checkpoints.without_key(state))]
-    assert not any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in saved)
+        same(params, fit(tmp_path / "one"))
 
 
 @pytest.fixture
@@ -214,12 +152,6 @@ def test_no_program_has_a_key_in_it(programs_of, tmp_path):
     assert all(re.search(rf"\b{x}\b", closed) for x in words[:2])
 
 
-def dpx_state(key):
-    privacy = Privacy(0.5, False, 1.0, lambda steps: 0.0)
-    private = loop._mean(privacy, CONFIG.batch_size, key, "run")
-    return optax.chain(private, training.optimizer(CONFIG)).init(PARAMS)
-
-
 def test_ordinary_training_learns_and_saves_nothing(tmp_path):
     params = fit(tmp_path, private=False, steps=150, log_every=50)
     np.testing.assert_allclose(params["w"], [1, -2, 3], atol=0.3)
@@ -241,43 +173,3 @@ def test_bad_settings_are_named(changes, name):
     config.update(changes)
     with pytest.raises(ValueError, match=name):
         training.check(config, 100)
-
-
-@pytest.mark.slow
-def test_budget_includes_what_was_released_before():
-    prior = dpx.PrivacyGuarantee(
-        1.0,
-        1e-5,
-        dpx.privacy.ADD_OR_REMOVE_ONE,
-        "record",
-        "prior",
-        event=dpx.privacy.dpsgd_event(
-            dpx.gaussian_noise_multiplier(1.0, 1e-5), sampling_probability=1, steps=1
-        ),
-    )
-    alone, _ = training.make_private(CONFIG, 3.0, 1e-5, 100, "record", ())
-    privacy, total = training.make_private(CONFIG, 3.0, 1e-5, 100, "record", (), beside=prior)
-    assert privacy.noise_multiplier > alone.noise_multiplier
-    assert 0.999 * 3 < total.epsilon <= 3
-    assert privacy.spent(1) < privacy.spent(6) == total.epsilon
-
-
-def test_a_weighted_mean_counts_no_padding():
-    """Ten records in pieces of four leave two slots, which are filled with the first record."""
-    x, weights = np.arange(1, 11, dtype=np.float32), np.array([50] + [1] * 9, np.float32)
-    _, (record,) = loop.train(
-        lambda params, x, weight: x + 0 * params["b"],
-        PARAMS,
-        (x, weights),
-        optimizer=optax.sgd(0.0),
-        batch_size=10,
-        steps=1,
-        keys=keys().training("run"),
-        privacy=None,
-        monitoring=Monitoring("run"),
-        computation=loop.Computation(
-            microbatch_size=4,
-            weight_fn=lambda x, weight: weight,
-        ),
-    )
-    np.testing.assert_allclose(record.loss, x.sum() / weights.sum(), rtol=1e-6)  # 32-bit floats

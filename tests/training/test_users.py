@@ -6,14 +6,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
 import pytest
+import training_cases
+from training_cases import close, loss_fn, same, seen_steps
 
 import dpx
 from dpx import _processes, privacy
-from dpx.training import keys as secrets
-from dpx.training import loop
 from dpx.training import users as people
 
 RNG = np.random.default_rng(0)
@@ -21,28 +20,12 @@ COUNTS = [1, 3, 40, 2, 7, 1, 5, 12, 1, 4, 2, 30]
 USERS = RNG.permutation(np.repeat(np.arange(len(COUNTS)), COUNTS))
 X = RNG.normal(size=(len(USERS), 3)).astype(np.float32)
 Y = (X @ np.array([1.0, -2.0, 3.0]) + USERS).astype(np.float32)
-PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-
-
-def loss_fn(params, x, y):
-    return (x @ params["w"] + params["b"] - y) ** 2
 
 
 def fit(data=(X, Y), loss=loss_fn, users=USERS, records_per_user=4, **changes):
-    settings = {
-        "epsilon": 4.0,
-        "delta": 1e-2,
-        "batch_size": 4,
-        "sampling": "poisson",
-        "steps": 5,
-        "optimizer": optax.sgd(0.1),
-        "l2_clip_norm": 2.0,
-        "log_every": 1,
-        "key": jax.random.key(1 << 40),
-        "progress": False,
-    }
+    settings = {"delta": 1e-2, "batch_size": 4, "steps": 5, "l2_clip_norm": 2.0}
     about = {"users": users, "records_per_user": records_per_user}
-    return dpx.training.fit(loss, PARAMS, data, **settings | about | changes)
+    return training_cases.fit(data, loss, **settings | about | changes)
 
 
 def padded(most):
@@ -66,17 +49,13 @@ def test_a_user_is_one_example_whose_loss_is_the_mean_of_all_records(sampling):
 
     found = fit(records_per_user=most, sampling=sampling, microbatch_size=3)
     wanted = fit(padded(most), mean, None, None, sampling=sampling, unit="user")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *both(found, wanted))
+    close(found.params, wanted.params)
     assert np.abs(found.params["w"]).max() > 0.01
     np.testing.assert_allclose(
         [r.loss for r in found.history], [r.loss for r in wanted.history], rtol=1e-5
     )
     assert found.guarantee.event == wanted.guarantee.event
     assert found.guarantee.epsilon == wanted.guarantee.epsilon
-
-
-def both(*trained):
-    return [each.params for each in trained]
 
 
 @pytest.mark.slow
@@ -88,7 +67,7 @@ def test_the_guarantee_is_about_users_and_their_number():
     }
     assert found.assumptions[0].startswith("the number of users is public")
     about = {"sampling_probability": 4 / 12, "steps": 5}
-    multiplier = dpx.calibrate_dpsgd(4.0, 1e-2, **about)
+    multiplier = dpx.calibrate_dpsgd(2.0, 1e-2, **about)
     assert found.event == privacy.dpsgd_event(multiplier, **about)
     assert found.epsilon == pytest.approx(dpx.dpsgd_epsilon(multiplier, 1e-2, **about))
     assert fit(unit="patient").guarantee.unit == "patient"
@@ -161,26 +140,19 @@ def test_what_a_user_draws_follows_from_nobody_else(impl):
 
 
 @pytest.mark.slow
-def test_the_program_of_a_step_is_the_same_for_other_users(monkeypatch):
+def test_the_program_of_a_step_is_the_same_for_other_users():
     """How many records others have decides no shape in it, and so not how it rounds."""
-    jit, programs = jax.jit, []
+    programs = []
 
-    def recording(function, **settings):
-        jitted = jit(function, **settings)
-        if getattr(function, "func", None) is not loop._step:
-            return jitted
+    def see(jitted, *arguments):
+        programs.append(jitted.lower(*arguments).as_text())
+        return jitted(*arguments)
 
-        def run(*arguments):
-            programs.append(jitted.lower(*arguments).as_text())
-            return jitted(*arguments)
-
-        return run
-
-    monkeypatch.setattr(jax, "jit", recording)
-    fit(steps=1)
     kept = USERS != 2  # who has 40 records, and has a single one here
     kept[np.flatnonzero(~kept)[0]] = True
-    fit((X[kept], Y[kept]), users=USERS[kept], steps=1)
+    with seen_steps(see):
+        fit(steps=1)
+        fit((X[kept], Y[kept]), users=USERS[kept], steps=1)
     assert len(programs) == 2
     assert programs[0] == programs[1]
 
@@ -200,7 +172,7 @@ def test_any_identifiers_and_any_order_of_users_rows():
         fit(users=jnp.asarray(USERS)),
         fit((X[together], Y[together]), users=USERS[together]),
     ):
-        jax.tree.map(np.testing.assert_array_equal, *both(found, wanted))
+        same(found.params, wanted.params)
 
 
 @pytest.mark.slow
@@ -212,42 +184,8 @@ def test_one_user_and_a_user_for_each_record():
         fit(delta=0.1)
     alone = fit(users=np.arange(len(X)), records_per_user=1, delta=1e-3)
     rows = fit(users=None, records_per_user=None, delta=1e-3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *both(alone, rows))
+    close(alone.params, rows.params)
     assert alone.guarantee.epsilon == rows.guarantee.epsilon
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"users": [*USERS[:5], None, *USERS[6:]]}, "users: row 5 is missing: fill it in"),
-        ({"users": [*USERS[:-1], float("nan")]}, f"users: row {len(USERS) - 1} is missing"),
-        ({"users": USERS.astype(float)}, r"users: row 0 holds .*ids must be text or whole"),
-        ({"users": np.array(["ann", *[" "] * (len(USERS) - 1)])}, "users: row 1 is missing"),
-        ({"users": USERS[1:]}, "users has 107 entries and data 108 rows"),
-        ({"users": "ann"}, "users='ann' must be a column"),
-        ({"users": np.stack([USERS, USERS])}, "users has shape"),
-        ({"users": None}, "records_per_user=4 must come with users="),
-        ({"records_per_user": None}, "records_per_user=None must be a number"),
-        ({"records_per_user": 0}, "records_per_user=0 must be a whole number"),
-        ({"batch_size": 13}, "at most 12, the number of users"),
-        ({"loss": lambda p, x, y: x * y + p["b"]}, r"returned an array of shape \(3,\)"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_named_before_there_is_a_folder(changes, named, tmp_path):
-    with pytest.raises(ValueError, match=named) as found:
-        fit(workdir=tmp_path / "run", **changes)
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_folder_goes_on_with_the_same_users_alone(tmp_path):
-    fit(workdir=tmp_path, records_per_user=3)
-    with pytest.raises(secrets.CannotResumeError, match="records_per_user changed"):
-        fit(workdir=tmp_path)
-    for whose in (np.where(USERS == 3, 4, USERS), np.roll(USERS, 1)):
-        with pytest.raises(secrets.CannotResumeError, match="the data changed"):
-            fit(workdir=tmp_path, records_per_user=3, users=whose)
 
 
 def test_a_user_of_two_processes_is_refused(monkeypatch):
