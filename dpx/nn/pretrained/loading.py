@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from dpx.data.files import in_wheel
 from dpx.nn.pretrained.decoder import Decoder
@@ -44,7 +45,15 @@ def default_path() -> Path:
     return in_wheel(_WHEEL, "*.gguf", "give a folder or a GGUF file as --config.model.path")
 
 
-def load(path: str | Path | Checkpoint, **ways: Any) -> Decoder | Encoder:
+def load(
+    path: str | Path | Checkpoint,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    remat: bool = False,
+    frozen: bool = False,
+    unroll: bool = False,
+) -> Decoder | Encoder:
     """A pretrained model. It is called with one text: `model(tokens (L,), mask=None)`.
 
     A decoder returns the logits (L, V) of the next token. An encoder returns hidden states (L, d) or, with a
@@ -54,7 +63,7 @@ def load(path: str | Path | Checkpoint, **ways: Any) -> Decoder | Encoder:
       path: A folder with `config.json` and `model.safetensors`, or shards and their index, as `transformers`
         saves BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3 (text); or a GGUF
         file of the Llama family.
-      ways: The dtype, param_dtype, remat, frozen and unroll of `dpx.nn.pretrained.layers.Layers`.
+      dtype, param_dtype, remat, frozen, unroll: See `dpx.nn.pretrained.layers.Layers`.
 
     Raises:
       FileNotFoundError: if the path does not exist.
@@ -64,6 +73,8 @@ def load(path: str | Path | Checkpoint, **ways: Any) -> Decoder | Encoder:
     """
     checkpoint = open_checkpoint(path) if isinstance(path, str | Path) else path
     kind: Any = Decoder if isinstance(checkpoint.settings, DecoderSettings) else Encoder
+    ways: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
+    ways |= {"frozen": frozen, "unroll": unroll}
     # Only shapes, since the arrays of the file replace all initial parameters.
     model = nnx.eval_shape(lambda: kind(checkpoint.settings, **ways, rngs=nnx.Rngs(0)))
     wanted = {
