@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import strategies as st
-from test_clipping_models import WIDER, check, jit, per_example
+from clipping_exact import WIDER, check, jit, per_example
 
 import dpx
 from dpx import clipping
