@@ -77,7 +77,7 @@ def is_exact(loss, params, batch, how="one_pass", slack=1e-4, **options):
     """Whether a construct, clipped at the median of its norms, has the norms and the sum of its gradients."""
     favor, more = HOWS[how]
     gradients = per_example(loss, params, batch)
-    clip = float(np.median(norms_of(gradients)))
+    clip = float(min(np.median(norms_of(gradients)), 1e6))
     fn = clipping.clipped_grad(loss, l2_clip_norm=clip, **more | options)
     given = (params, *batch)
     if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(params)):

@@ -204,7 +204,7 @@ def without_entries(p, x):
 
 # Adapters that are merged with a weight.
 
-WIDE = normal(BATCH, LENGTH, 64)
+WIDE = normal(8, LENGTH, 64)
 WEIGHT = normal(64, 64)
 ADAPTER = {"a": (64, 2), "b": (2, 64)}
 
@@ -416,7 +416,7 @@ def of_each_column(p, ids):
 
 def in_tables(look_up):
     """Repeated look-ups of `jax.vmap`, of a scan and of two indices, and one beyond the last row."""
-    ids = np.random.default_rng(0).integers(0, 20, (4, 3, 5))
+    ids = np.random.default_rng(1).integers(0, 20, (4, 3, 5))
     ids[:, :, 1] = ids[:, :, 0]
     ids[1, 2, 3] = 20
 
@@ -437,6 +437,12 @@ CONSTRUCTS |= {
 }  # fmt: skip
 
 # Unusual numbers.
+
+
+@construct(normal(BATCH, IN), w=(IN,), b=())
+def a_gradient_that_is_a_number(p, x):
+    """It depends on nothing."""
+    return jnp.sin(x @ p["w"]) - p["b"]
 
 
 def scaled(p, x):
@@ -523,7 +529,7 @@ def test_no_example_has_a_gradient_of_the_size_of_what_adapters_are_merged_with(
     loss, p, batch = CONSTRUCTS[name]
     traced = jax.make_jaxpr(clipping.clipped_grad(loss, l2_clip_norm=0.5))(p, *batch)
     sizes = [v.aval.size for eqn in equations(traced) for v in eqn.outvars]
-    assert max(sizes) < BATCH * WEIGHT.size
+    assert max(sizes) < len(WIDE) * WEIGHT.size
 
 
 def taken(mode):
@@ -629,7 +635,7 @@ SETTINGS = {
 def test_gradients_of_kernels_are_exact(setting, groups, ndim, how):
     """Of examples of two images each."""
     numbers = LAYOUTS[ndim]
-    size = dict(zip("DHW"[-ndim:], [7, 6, 8], strict=False)) | {"N": 2, "C": 4}
+    size = dict(zip("DHW"[-ndim:], [7, 6, 5], strict=False)) | {"N": 2, "C": 4}
     features = {"batch_group_count": 2} if groups == "batch" else {"feature_group_count": groups}
     strides, padding, *dilations = (
         each if isinstance(each, str) else each[:ndim] for each in SETTINGS[setting]
@@ -641,4 +647,5 @@ def test_gradients_of_kernels_are_exact(setting, groups, ndim, how):
         )
 
     kernel = normal(*[3, 2, 4][:ndim], 4 if groups == "batch" else 4 // groups, 8)
-    is_exact(loss, kernel, (normal(3, *(size[axis] for axis in numbers[0])),), how)
+    images = normal(3, *(size[axis] for axis in numbers[0]))
+    is_exact(loss, kernel, (images,), how, slack=1e-3)
