@@ -506,6 +506,7 @@ WITHOUT_RULE = {
     "scaled_by_what_a_loop_shares": "scale",
     "functions_of_slices_and_of_what_a_loop_shares": "w v u",
     "a_carry_that_starts_as_a_weight": "start",
+    "a_gradient_that_is_a_number": "b",
 }  # fmt: skip
 
 
@@ -635,7 +636,7 @@ SETTINGS = {
 def test_gradients_of_kernels_are_exact(setting, groups, ndim, how):
     """Of examples of two images each."""
     numbers = LAYOUTS[ndim]
-    size = dict(zip("DHW"[-ndim:], [7, 6, 5], strict=False)) | {"N": 2, "C": 4}
+    size = dict(zip("DHW"[-ndim:], [7, 6, 8], strict=False)) | {"N": 2, "C": 4}
     features = {"batch_group_count": 2} if groups == "batch" else {"feature_group_count": groups}
     strides, padding, *dilations = (
         each if isinstance(each, str) else each[:ndim] for each in SETTINGS[setting]
@@ -648,4 +649,4 @@ def test_gradients_of_kernels_are_exact(setting, groups, ndim, how):
 
     kernel = normal(*[3, 2, 4][:ndim], 4 if groups == "batch" else 4 // groups, 8)
     images = normal(3, *(size[axis] for axis in numbers[0]))
-    is_exact(loss, kernel, (images,), how, slack=1e-3)
+    is_exact(loss, kernel, (images,), how, slack=1e-2 if ndim == 3 else 1e-3)
