@@ -1,6 +1,6 @@
 """Clipped and noisy sums on eight devices: prints, for each case, errors and what the devices exchange.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/mesh_cases.py quick    # or another of CASES
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/mesh_cases.py quick    # another of CASES
 
 A program of its own, because JAX counts the devices of a process once.
 `tests/clipping/test_clipping_meshes.py` runs it and says what must hold.

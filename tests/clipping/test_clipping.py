@@ -4,7 +4,6 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from clipping_exact import METHODS, WIDER, check, check_groups, is_exact, jit, normal, per_example
 from jax.extend.core import Primitive
@@ -95,8 +94,8 @@ def test_groups_are_clipped_on_their_own(method, problem, normalize):
 
 
 def many_small():
-    """Of two types, which are joined where they share a threshold, and of more than one length."""
-    sizes = {"a": 6, "b": 9, "c": 9, "d": 6, "e": 1, "f": 4, "g": 640, "h": 8}
+    """Of two types, which are joined where they share a threshold."""
+    sizes = {"a": 6, "b": 9, "c": 9, "d": 6, "e": 1, "f": 4, "g": 8, "h": 8}
     params = [
         {k: jnp.asarray(normal(n, seed=i), "bfloat16" if k in "cdfh" else "f4") for k, n in sizes.items()}
         for i in range(3)
@@ -134,7 +133,9 @@ def test_groups_of_many_parameters_are_exact(make, microbatch_size):
         check_groups(found, gradients, dict(enumerate(clips)))
         return
     for i, clip in enumerate(clips):
-        factors = np.minimum(1, clip / norms_of(*gradients[i]))
+        norms = norms_of(*gradients[i])
+        np.testing.assert_allclose(found.norms[i], norms, rtol=1e-2)
+        factors = np.minimum(1, clip / norms)
         for a, g in zip(found.grads[i].values(), gradients[i], strict=True):
             assert a.dtype == jnp.float32
             np.testing.assert_allclose(a, np.tensordot(factors, g, 1), atol=2e-3)
@@ -395,23 +396,6 @@ def test_a_normalized_example_cannot_make_the_sum_infinite(method):
         gradient(np.ones((4, 4), "f4"), x, np.array([s, 1, 1], "f4")).grads for s in (1.0, 1e37)
     ]
     np.testing.assert_allclose(sums[1], sums[0], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_sum_feeds_correlated_noise_of_jax_privacy(problem):
-    from jax_privacy import matrix_factorization, noise_addition
-
-    params, x, y, _ = problem
-    strategy = matrix_factorization.toeplitz.optimal_max_error_strategy_coefs(4)
-    privatizer = noise_addition.matrix_factorization_privatizer(
-        matrix_factorization.toeplitz.inverse_as_streaming_matrix(strategy),
-        stddev=0.0,
-        prng_key=jax.random.key(0),
-    )
-    optimizer = optax.chain(privatizer, optax.sgd(0.1))
-    total = clipping.clipped_grad(linear_loss, l2_clip_norm=0.5)(params, x, y).grads
-    updates, _ = optimizer.update(total, optimizer.init(params))
-    assert_close(updates, jax.tree.map(lambda g: -0.1 * g, total))
 
 
 @pytest.mark.parametrize(

@@ -356,20 +356,3 @@ def test_what_holds_on_other_machines(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not any(map(xla_cpu.uses, xla_cpu.TRICKS))
     assert not xla_cpu.keeps_blocks()
-
-
-@pytest.mark.slow
-def test_a_step_is_traced_once_for_each_shape():
-    traced = []
-
-    def loss(w, x):
-        traced.append(1)
-        return jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0])
-
-    fn, given = (
-        jit(clipping.clipped_grad(loss, l2_clip_norm=1.0)),
-        (normal(12, 8, 8), normal(3, 4, 8)),
-    )
-    fn(*given)
-    fn(*given)
-    assert (fn._cache_size(), len(traced)) == (1, 1)

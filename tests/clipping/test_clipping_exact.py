@@ -145,6 +145,16 @@ def a_user_with_many_sequences(p, x):
     return ending(jax.vmap(lambda one: jnp.tanh(one @ p["w"]) @ p["v"].T @ p["w"])(x))
 
 
+LENGTHS = {"a": 64, "b": 192, "c": 640, "d": 1100, "e": 3, "f": 1, "g": 2}
+
+
+@construct(normal(BATCH, sum(LENGTHS.values())), **{name: (n,) for name, n in LENGTHS.items()})
+def gradients_of_different_lengths(p, x):
+    """Of which the short ones are normed as one array."""
+    parts = jnp.split(x, np.cumsum(list(LENGTHS.values()))[:-1])
+    return sum(jnp.sum(w * part) for w, part in zip(p.values(), parts, strict=True))
+
+
 # Loops.
 
 
@@ -507,6 +517,7 @@ WITHOUT_RULE = {
     "functions_of_slices_and_of_what_a_loop_shares": "w v u",
     "a_carry_that_starts_as_a_weight": "start",
     "a_gradient_that_is_a_number": "b",
+    "gradients_of_different_lengths": " ".join(LENGTHS),
 }  # fmt: skip
 
 

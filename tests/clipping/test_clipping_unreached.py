@@ -93,18 +93,8 @@ def test_what_no_gradient_reaches_is_named(use, method):
 @pytest.mark.quick_cases("once of two", "one branch")
 @pytest.mark.parametrize("use", REACHED)
 def test_what_a_gradient_may_reach_is_not(use):
-    clipped(loss_of(REACHED[use]), strict=True)
-
-
-@pytest.mark.quick_cases("in scan", "stop_gradient")
-@pytest.mark.parametrize("use", [*UNREACHED, *REACHED])
-def test_gradients_of_many_examples_say_the_same(use):
-    """By values: a leaf that is named has gradients of zero, and most others have not."""
-    gradients = jax.vmap(jax.grad(loss_of((UNREACHED | REACHED)[use])), (None, 0))(
-        PARAMS, 8 * normal(64, 3)
-    )
-    zero = [not np.any(leaf) for leaf in jax.tree.leaves(gradients)]
-    assert zero == [use in UNREACHED, False]
+    many = 8 * normal(64, 3)
+    assert clipped(loss_of(REACHED[use]), batch=(many,), strict=True).grads["a"].any()
 
 
 class Net(nnx.Module):
