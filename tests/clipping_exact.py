@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import clipping
-from dpx.clipping import meshes, rounding
+from dpx.clipping import jaxprs, meshes, rounding
 from dpx.clipping import params as clipping_params
 from dpx.clipping.gradients import plan
 
@@ -91,3 +91,11 @@ def without_rule(loss, params, batch):
     """The names of the parameters that are held because a primitive has no rule."""
     rows = dpx.explain_clipping(loss, params, *batch).rows
     return {row.path for row in rows if not row.has_rule}
+
+
+def equations(jaxpr):
+    """All of a jaxpr, those inside of others included."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for inner in jaxprs.inside(eqn):
+            yield from equations(inner)

@@ -149,7 +149,7 @@ def test_matrices_in_scans_of_blocks_have_rules(name):
     assert all("bias" in path or "scale" in path for path in held)
 
 
-@pytest.mark.quick_cases("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 def test_microbatches_are_exact(size):
     is_exact(*CONSTRUCTS["scan"](), "two_pass", microbatch_size=size)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from clipping_exact import METHODS, check, is_exact, jit, normal, on_one_cpu, per_example
+from clipping_exact import METHODS, check, equations, is_exact, jit, normal, on_one_cpu, per_example
 from jax import lax
-from test_clipping_exact import a_tied_embedding, equations, same
+from test_clipping_exact import a_tied_embedding, same
 from test_clipping_programs import in_integers
 
 from dpx import clipping

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from clipping_exact import check, is_exact, normal, per_example, without_rule
+from clipping_exact import check, equations, is_exact, normal, per_example, without_rule
 from clipping_models import next_token_loss, tokens
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from xla_flags import USUAL_KERNELS
 
 from dpx import clipping
-from dpx.clipping import jaxprs
 from dpx.clipping.gradients import plan
+from dpx.clipping.gradients.convolution import Convolution
 
 IN, OUT, LENGTH, BATCH = 12, 9, 3, 4
 X = normal(BATCH, LENGTH, IN, seed=1)
@@ -527,14 +527,6 @@ def test_the_rules_of_parameters_are_explained(name):
     assert without_rule(*CONSTRUCTS[name]) == set(WITHOUT_RULE.get(name, "").split())
 
 
-def equations(jaxpr):
-    """All of a jaxpr, those inside of others included."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield eqn
-        for inner in jaxprs.inside(eqn):
-            yield from equations(inner)
-
-
 @pytest.mark.quick_cases
 @pytest.mark.parametrize("name", [name for name in CONSTRUCTS if name.startswith("merged")])
 def test_no_example_has_a_gradient_of_the_size_of_what_adapters_are_merged_with(name):
@@ -661,3 +653,30 @@ def test_gradients_of_kernels_are_exact(setting, groups, ndim, how):
     kernel = normal(*[3, 2, 4][:ndim], 4 if groups == "batch" else 4 // groups, 8)
     images = normal(3, *(size[axis] for axis in numbers[0]))
     is_exact(loss, kernel, (images,), how, slack=1e-2 if ndim == 3 else 1e-3)
+
+
+def equation_of(convolve, *operands):
+    equations = jax.make_jaxpr(convolve)(*operands).jaxpr.eqns
+    (found,) = [e for e in equations if e.primitive.name == "conv_general_dilated"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strides", "dilations", "groups"),
+    [((1, 2), (1, 2), {}), ((3, 1), (2, 1), {"batch_group_count": 2}), ((2, 1), (1, 3), {})],
+)
+def test_each_direction_has_a_stride_and_a_dilation_of_its_own(strides, dilations, groups):
+    x, kernel = 2 * normal(4, 9, 12, 3), 2 * normal(2, 3, 3, 8)
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, strides, ((1, 2), (0, 3)), (1, 2), dilations, ("NHWC", "HWIO", "NHWC"), **groups
+        )  # fmt: skip
+
+    found, expected = Convolution(equation_of(convolve, x, kernel)), convolve(x, kernel)
+    np.testing.assert_allclose(found.evaluate(x, kernel), expected, atol=1e-4)
+    number = {label: i for i, label in enumerate(found.sizes)}
+    left, right = ([number[a] for a in axes] for axes in (found.left, found.right))
+    made = [number[a] for axis in found.axes for a in axis]
+    product = np.einsum(found.patches(x), left, found.grouped(kernel), right, made)
+    np.testing.assert_allclose(product.reshape(expected.shape), expected, atol=1e-4)
