@@ -155,29 +155,6 @@ def convolutional():
     return lambda p, x, y: cross_entropy(model.apply(p, x), y), params, (images, labels)
 
 
-def applied_twice():
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            layer = nn.Dense(WIDTH)
-            return jnp.sum(nn.Dense(3)(layer(nn.tanh(layer(x)))) ** 2)
-
-    x, _ = vectors()
-    model = Model()
-    return model.apply, model.init(jax.random.key(0), x[0]), (x,)
-
-
-def autoencoder():
-    """Weights used straight and transposed, on several positions each."""
-    x = vectors(WIDTH * 3)[0].reshape(BATCH, 3, WIDTH)
-    params = {"w": 0.3 * vectors(4, WIDTH)[0], "b": jnp.zeros(WIDTH)}
-
-    def loss(p, x):
-        return jnp.sum((jnp.tanh(x @ p["w"]) @ p["w"].T + p["b"] - x) ** 2)
-
-    return loss, params, (x,)
-
-
 def equinox_mlp():
     model = eqx.nn.MLP(WIDTH, "scalar", 9, 2, key=jax.random.key(0))
     return lambda m, x, y: (m(x) - y) ** 2, model, vectors()
@@ -188,51 +165,6 @@ def haiku_mlp():
     x, y = vectors()
     params = network.init(jax.random.key(0), x[0])
     return lambda p, x, y: (network.apply(p, x) - y) ** 2, params, (x, y)
-
-
-def mixed_uses():
-    """One matrix: looked up, sliced, one-hot multiplied, read out, in a cond and a scan."""
-
-    def loss(p, ids, flag):
-        w = p["w"]
-        x = jnp.take(w, ids, axis=0, mode="clip") + w[ids[0]] + w[1:7]
-        x = x + jax.nn.one_hot(ids, VOCABULARY) @ w
-
-        @jax.checkpoint
-        def deeper(x):
-            return jnp.tanh(x @ p["v"])
-
-        x = jax.lax.cond(flag, lambda x: jnp.tanh(x @ p["v"]), lambda x: 2 * x, x)
-        x = jax.lax.fori_loop(0, 3, lambda _, x: deeper(x), x)
-        return next_token_loss(jnp.einsum("ld,vd->lv", x, w * 1.0) + x @ jnp.swapaxes(w, 0, 1), ids)
-
-    rng = np.random.default_rng(0)
-    params = {
-        "w": jnp.asarray(rng.normal(size=(VOCABULARY, WIDTH)), jnp.float32),
-        "v": jnp.asarray(rng.normal(size=(WIDTH, WIDTH)) / 3, jnp.float32),
-    }
-    return loss, params, (tokens(), rng.random(BATCH) < 0.5)
-
-
-def without_rules():
-    """Custom derivatives, regularisers and products of parameters fall back, exactly."""
-
-    @jax.custom_vjp
-    def halved(w, x):
-        return x @ w
-
-    halved.defvjp(lambda w, x: (x @ w, (w, x)), lambda r, g: (jnp.outer(r[1], g) / 2, r[0] @ g))
-
-    def loss(p, x):
-        low_rank = p["a"] @ p["b"]
-        value = jnp.sum((halved(p["w"], x) + low_rank @ x) ** 2) + jnp.sum(p["w"] ** 2)
-        _, norms = jax.lax.scan(lambda c, w: (c * w, jnp.sum(c * w @ x)), p["w"], p["stack"])
-        return value + norms.sum() + jnp.sum(jax.lax.stop_gradient(p["a"]))
-
-    rng = np.random.default_rng(0)
-    shapes = {"w": (WIDTH, WIDTH), "a": (WIDTH, 2), "b": (2, WIDTH), "stack": (3, WIDTH, WIDTH)}
-    params = {k: jnp.asarray(rng.normal(size=s) / 3, jnp.float32) for k, s in shapes.items()}
-    return loss, params, (vectors()[0],)
 
 
 MODELS = {
@@ -248,10 +180,6 @@ MODELS = {
     "linen LSTM, tied": lambda: recurrent(nn.OptimizedLSTMCell),
     "nnx GRU, tied": nnx_recurrent,
     "CNN": convolutional,
-    "one layer twice": applied_twice,
-    "tied autoencoder": autoencoder,
     "equinox MLP": equinox_mlp,
     "haiku MLP": haiku_mlp,
-    "mixed uses": mixed_uses,
-    "without rules": without_rules,
 }

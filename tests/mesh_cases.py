@@ -1,6 +1,6 @@
 """Clipped and noisy sums on eight devices: prints, for each case, errors and what the devices exchange.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/mesh_cases.py quick    # or other
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/mesh_cases.py quick    # another of CASES
 
 A program of its own, because JAX counts the devices of a process once.
 `tests/clipping/test_clipping_meshes.py` runs it and says what must hold.
@@ -347,35 +347,40 @@ def convolutions_within():
     return on_four({each.__name__: summed(each) for each in made}, params, batch)
 
 
-QUICK_CASES = {
-    "ordinary": ordinary,
-    "unsummed": unsummed,
-    "closed over": closed_over,
-    "own kernels": own_kernels,
-    "convolutions within": convolutions_within,
-    "automatic, data": lambda: compare("automatic", REPLICATED),
-    "shard_map, data": lambda: compare("shard_map", REPLICATED),
-    "explicit, tensor parallel": lambda: compare("explicit", TENSOR_PARALLEL, microbatch_size=8),
-    "automatic noise": lambda: noise_on("automatic"),
-}
 SOME = dict.fromkeys(TENSOR_PARALLEL, False) | {"kernel": True, "up": True}
-OTHER_CASES = {
-    "pmap": by_pmap,
-    "explicit, data": lambda: compare("explicit", REPLICATED),
-    "automatic, microbatches": lambda: compare("automatic", REPLICATED, microbatch_size=8),
-    "automatic, FSDP": lambda: compare("automatic", FSDP),
-    "explicit, FSDP": lambda: compare("explicit", FSDP, method="vmap"),
-    "automatic, tensor parallel": lambda: compare("automatic", TENSOR_PARALLEL),
-    "shard_map, tensor parallel": lambda: compare(
-        "shard_map", TENSOR_PARALLEL, method="two_pass", microbatch_size=2
-    ),
-    "explicit, data, some trained": lambda: compare("explicit", REPLICATED, wrt=SOME),
-    "explicit, tensor parallel, some trained": lambda: compare(
-        "explicit", TENSOR_PARALLEL, wrt=SOME
-    ),
-    "explicit noise": lambda: noise_on("explicit"),
+# By the process that they share, because starting one takes time.
+CASES = {
+    "quick": {
+        "unsummed": unsummed,
+        "explicit, tensor parallel": lambda: compare(
+            "explicit", TENSOR_PARALLEL, microbatch_size=8
+        ),
+    },
+    "convolutions": {"own kernels": own_kernels, "convolutions within": convolutions_within},
+    "sums": {
+        "shard_map, data": lambda: compare("shard_map", REPLICATED),
+        "explicit, data": lambda: compare("explicit", REPLICATED),
+        "automatic, data": lambda: compare("automatic", REPLICATED),
+        "automatic, microbatches": lambda: compare("automatic", REPLICATED, microbatch_size=8),
+        "automatic, FSDP": lambda: compare("automatic", FSDP),
+        "explicit, FSDP": lambda: compare("explicit", FSDP, method="vmap"),
+        "automatic, tensor parallel": lambda: compare("automatic", TENSOR_PARALLEL),
+        "shard_map, tensor parallel": lambda: compare(
+            "shard_map", TENSOR_PARALLEL, method="two_pass", microbatch_size=2
+        ),
+        "explicit, data, some trained": lambda: compare("explicit", REPLICATED, wrt=SOME),
+        "explicit, tensor parallel, some trained": lambda: compare(
+            "explicit", TENSOR_PARALLEL, wrt=SOME
+        ),
+    },
+    "other": {
+        "ordinary": ordinary,
+        "pmap": by_pmap,
+        "closed over": closed_over,
+        "automatic noise": lambda: noise_on("automatic"),
+        "explicit noise": lambda: noise_on("explicit"),
+    },
 }
-CASES = {"quick": QUICK_CASES, "other": OTHER_CASES}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""No example adds more than the threshold: a search for one that does, and crafted orders of examples."""
+"""No example adds more than the threshold: a search for one that does, crafted orders, and roundings."""
 
 import functools
 
@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_clipping_models import WIDER
+from clipping_exact import WIDER, equations, normal
 
 from dpx import clipping
-from dpx.clipping import batches
-from dpx.clipping import rounding as _rounding
+from dpx.clipping import batches, groups, rounding
 from dpx.clipping.gradients import gram, plan
 from dpx.clipping.rounding import Sum
 
@@ -154,7 +153,7 @@ def test_held_gradients_add_no_more_than_the_threshold(monkeypatch):
 
 
 def without_rounding(monkeypatch):
-    monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
+    monkeypatch.setattr(rounding, "gamma", lambda roundings, dtype: 1e-30)
     monkeypatch.setattr(gram, "FLOOR", 0.0)
     # What was traced before has bounds.
     monkeypatch.setattr(gram, "squared_norm", gram.squared_norm.__wrapped__)
@@ -178,6 +177,119 @@ def test_a_long_search_finds_no_example_that_adds_more(name):
     found = search(shape, count=count, batch=min(count, max(16, 2**24 // elements)), climbs=3)
     print(f"{name}: {len(found)} starts, {(found > 1).sum()} beyond C, largest {found.max():.9f}")
     assert found.max() <= 1
+
+
+def alone(loss, params, batch, **options):
+    """The length of what each example adds on its own, in thresholds, taken in float64."""
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, **options)
+    one = jax.jit(lambda *b: jax.lax.map(lambda e: fn(params, *(v[None] for v in e)).grads, b))
+    leaves = [np.asarray(g, "f8").reshape(len(batch[0]), -1) for g in jax.tree.leaves(one(*batch))]
+    return np.linalg.norm(np.concatenate(leaves, 1), axis=1)
+
+
+def masked(length, out):
+    """Positions that nearly cancel, of a weight that goes through a function."""
+    rng, half = np.random.default_rng(0), length // 2
+    x, c = rng.normal(size=(64, length, 40)), rng.normal(size=(64, length, out))
+    remainder = 10.0 ** -rng.uniform(0, 5, size=(64, 1, 1))
+    x[:, half : 2 * half] = x[:, :half] * (1 + remainder * rng.normal(size=(64, half, 40)))
+    c[:, half : 2 * half] = -c[:, :half]
+
+    def loss(w, x, c):
+        return jnp.sum(c * (x @ jnp.exp(4 * w)))
+
+    return loss, normal(40, out), [a.astype("f4") for a in (x, 1e6 * c)]
+
+
+def product_and_penalty(count=96, rows=40, columns=30):
+    """Weights, and examples whose product nearly cancels the gradient of the penalty."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(rows, columns)).astype("f4")
+    u, s, v = np.linalg.svd(w.astype("f8"), full_matrices=False)
+    scale = 2.0 ** rng.integers(-3, 4, (count, columns, 1))
+    c = -np.broadcast_to(s[:, None] * v, (count, columns, columns)) / scale
+    remainder = 10.0 ** -rng.uniform(0, 6, size=(count, 1, 1))
+    c = 1e4 * c * (1 + remainder * rng.normal(size=c.shape))
+
+    def loss(w, x, c, y):
+        return jnp.sum(c * (x @ (2 * w))) + y * jnp.sum(w**2)
+
+    return loss, w, [a.astype("f4") for a in (u.T * scale, c, 1e4 * np.ones(count))]
+
+
+def two_penalties():
+    """Two fixed arrays, times numbers of which one is nearly what undoes the other."""
+    rng = np.random.default_rng(0)
+    w = (1.3 + 1e-3 * rng.normal(size=(40, 30))).astype("f4")
+    y = rng.uniform(1, 2, size=512)
+    z = -2 * 1.3 * y * (1 + 10.0 ** -rng.uniform(1, 3, size=512))
+
+    def loss(w, x, y, z):
+        return jnp.sum(x @ w) + 1e4 * y * jnp.sum(w**2) + 1e4 * z * jnp.sum(jnp.abs(w))
+
+    return loss, w, [a.astype("f4") for a in (np.zeros((512, 1, 40)), y, z)]
+
+
+def times(w, x, c):
+    return 1e7 * jnp.sum(c * (x @ w))
+
+
+def nearly_opposite(remainder):
+    """Two positions whose gradients cancel but for a small remainder."""
+    x, c = 2 * normal(8, 2, 40), np.repeat(2 * normal(8, 1, 30), 2, 1)
+    x[:, 1] = x[:, 0] + np.float32(remainder) * 2 * normal(8, 40)
+    c[:, 1] *= -1
+    return times, np.zeros((40, 30), "f4"), [x, c]
+
+
+def lost_beside_large(positions):
+    """Small terms are lost in a running sum beside large ones, and these cancel between positions."""
+    columns = np.zeros((1, positions, 3000), np.float32)
+    columns[..., 16:] = 1.6 * 2.0**-12 / 4
+    columns[:, : positions // 2, :16], columns[:, positions // 2 :, :16] = 0.25, -0.25
+    x = np.zeros((1, positions, 256), np.float32)
+    x[..., 0] = 1
+    return times, np.zeros((256, 3000), "f4"), [x, columns]
+
+
+ADVERSARIES = {
+    **{
+        f"masked, {shape}": functools.partial(masked, *shape)
+        for shape in ((1, 300), (64, 300), (64, 304))
+    },
+    "product and penalty": product_and_penalty,
+    "two penalties": two_penalties,
+    **{
+        f"a remainder of 1e-{n}": functools.partial(nearly_opposite, 10.0**-n)
+        for n in (0, 2, 3, 4, 6)
+    },
+    **{f"lost beside large, {n}": functools.partial(lost_beside_large, n) for n in (2, 64)},
+}
+
+
+@pytest.mark.quick_cases("masked, (64, 300)", "product and penalty", "a remainder of 1e-4")
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_terms_that_cancel_add_no_more_than_the_threshold(name):
+    found = alone(*ADVERSARIES[name](), method="one_pass")
+    assert found.max() <= 1
+    assert found.max() > (
+        0.99 if "penalt" in name or "masked" in name else 0.5 if "1e-0" in name else 0
+    )
+
+
+@pytest.mark.quick_cases("True-False")
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_squares_that_are_flushed_to_zero_do_not_hide_a_gradient(normalize, swapped):
+    small, large = np.full((1, 1, 20_000), 9e-20, "f4"), np.full((1, 1, 8), 1e18, "f4")
+    x, y = (large, small) if swapped else (small, large)
+    w = np.zeros((x.shape[-1], y.shape[-1]), "f4")
+    for method in ("one_pass", "two_pass"):
+        fn = clipping.clipped_grad(lambda w, x, y: jnp.sum(y * (x @ w)), l2_clip_norm=1.0,
+                                   method=method, normalize=normalize)  # fmt: skip
+        out = jax.jit(fn)(w, x, y)
+        assert out.norms[0] >= np.linalg.norm(x.astype("f8")) * np.linalg.norm(y.astype("f8"))
+        assert 0.1 < np.linalg.norm(np.asarray(out.grads, "f8")) <= 1
 
 
 def crafted_order(size, microbatch, width=4):
@@ -288,16 +400,9 @@ def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
     for total in jax.jit(gradient)(params, tokens).grads.values():
         assert np.linalg.norm(np.asarray(total, "f8")) <= 1e-3 * (1 + 1e-6)
 
-    def primitives(jaxpr):
-        for eqn in jaxpr.eqns:
-            yield eqn.primitive.name
-            for value in jax.tree.leaves(list(eqn.params.values())):
-                if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
-                    yield from primitives(inner)
-
     if method == "one_pass":  # Held gradients of float32 parameters are float32.
-        found = list(primitives(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
-        assert found.count("reduce_precision") >= 4
+        found = equations(jax.make_jaxpr(gradient)(params, tokens))
+        assert sum(eqn.primitive.name == "reduce_precision" for eqn in found) >= 4
 
 
 @pytest.mark.quick_cases("vmap")
@@ -320,7 +425,7 @@ def test_small_cotangents_of_float16_are_kept(method):
 def test_every_float16_and_bfloat16_is_settled_as_it_is():
     for dtype in ("float16", "bfloat16"):
         every = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), jnp.dtype(dtype))
-        got = jax.jit(_rounding.settled)(every)
+        got = jax.jit(rounding.settled)(every)
         if dtype == "bfloat16":  # Its subnormal numbers are those of float32, which CPUs may flush.
             big = jnp.abs(every.astype(jnp.float32)) >= jnp.finfo(jnp.float32).tiny
             every, got = jnp.where(big, every, 0), jnp.where(big, got, 0)
@@ -342,3 +447,195 @@ def test_inputs_in_32_bits_and_parameters_in_64_are_bounded_in_64(method):
         want = np.linalg.norm(jax.grad(loss)(w, jnp.asarray(x[0])))
         assert want * (1 - 1e-14) <= out.norms[0] <= want * (1 + 1e-9)
         assert np.linalg.norm(out.grads) <= 1 + 1e-14
+
+
+# The constants of rounding: how many roundings are counted, and that nothing is left out of a bound.
+
+U = 2.0**-24
+
+
+def gamma(roundings):
+    return roundings * U / (1 - roundings * U)
+
+
+@pytest.mark.parametrize(
+    ("shape", "roundings"),
+    [
+        ((), 0),
+        ((7,), 7),
+        ((3, 5), 8),
+        ((1024,), 1024),
+        ((3, 2000), 512 + 4 + 3),
+        ((1025,), 512 + 3),
+    ],
+)
+def test_every_axis_that_is_added_up_rounds(shape, roundings):
+    total, found = rounding.added_up(jnp.ones(shape))
+    assert (float(total), found) == (np.prod(shape), roundings)
+    # In 64 bits, in which neither the sum nor the factor is rounded visibly.
+    raised = float(rounding.sum_of_squares(jnp.ones(shape)))
+    assert raised >= np.prod(shape) * (1 + gamma(roundings + 2)) * (1 - 2 * U)
+
+
+def test_a_product_rounds_and_so_does_every_sum_of_chunks():
+    assert [rounding.chunked(n) for n in (1, 512, 513, 1100)] == [2, 513, 1 + 512 + 2, 1 + 512 + 3]
+
+
+def test_narrow_numbers_are_squared_in_32_bits():
+    x = jnp.asarray([1 + 2.0**-7] * 3, jnp.bfloat16)
+    assert float(rounding.sum_of_squares(x)) >= 3 * (1 + 2.0**-7) ** 2
+
+
+def test_squares_that_are_flushed_are_counted():
+    tiny = float(np.finfo(np.float32).tiny)
+    assert float(rounding.sum_of_squares(jnp.zeros(100))) >= 400 * tiny
+
+
+def test_matrix_units_that_truncate_round_twice_as_much(monkeypatch):
+    assert rounding.unit(jnp.float32) == U
+    assert rounding.in_products(7) == 11
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert rounding.unit(jnp.float32) == 2 * U
+    assert rounding.in_products(7) == 43
+
+
+def test_norms_of_groups_are_above_the_root_of_their_sum():
+    tree = {"a": jnp.ones(1), "b": [jnp.ones(1)] * 201}
+    found = groups.assign({"a": 1.0, "b": 2.0}, tree)
+    squares = [(0, jnp.array([9.0])), (1, jnp.array([16.0])), *[(1, jnp.zeros(1))] * 200]
+    (one,), (other,) = (np.asarray(norm) for norm in groups.group_norms(found, squares))
+    for norm, root, count in ((one, 3.0, 1), (other, 4.0, 201)):  # Every square may be rounded.
+        bound = gamma(count + 24)
+        assert root * (1 + bound) * (1 - 2 * U) <= norm <= root * (1 + 2 * bound)
+
+
+@pytest.mark.parametrize("first", ["float32", "float64"])
+def test_norms_of_groups_of_two_types_are_raised_by_what_the_narrower_rounds(first):
+    """Products of a clip factor and a gradient in float32 are rounded to 32 bits."""
+    with jax.enable_x64(True):
+        squares = [
+            (0, jnp.array([9.0], x))
+            for x in sorted(("float32", "float64"), reverse=first > "float32")
+        ]
+        found = groups.assign(1.0, {"a": jnp.ones(1), "b": jnp.ones(1)})
+        (norm,) = groups.group_norms(found, squares)
+        assert norm.dtype == jnp.float64
+        assert norm[0] >= 18**0.5 * (1 + gamma(2 + 24)) * (1 - 2.0**-50)
+
+
+def test_clip_factors_too_small_to_scale_by_are_zero():
+    found = groups.assign(1e-3, jnp.ones(1))
+    norms = [jnp.array([1e-4, 1.0, 1e11, 1e12, jnp.inf], jnp.float32)]
+    for normalize in (False, True):
+        (factors,) = groups.clip_factors(found, norms, jnp.ones(5, bool), normalize)
+        kept = 1 / (norms[0] + 0.01) if normalize else 1 / jnp.maximum(norms[0], 1e-3)
+        expected = jnp.where(jnp.arange(5) < 3, 1e-3 * kept, 0)
+        np.testing.assert_allclose(factors, expected, rtol=1e-6)
+    (masked,) = groups.clip_factors(found, norms, jnp.arange(5) == 1, False)
+    assert (masked != 0).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 3.0, 100.0])
+def test_normalized_factors_are_at_most_one(clip):
+    found = groups.assign(clip, jnp.ones(1))
+    (factors,) = groups.clip_factors(found, [jnp.array([0.0, 1.0])], jnp.ones(2, bool), True)
+    assert np.all(factors <= 1)
+    np.testing.assert_allclose(
+        factors * groups.unit_of(clip), [clip / 0.01, clip / 1.01], rtol=1e-6
+    )
+
+
+def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
+    """The whole sum may be made by several calls, of which `batch` is one."""
+    gradient = clipping.clipped_grad(
+        lambda w, x: jnp.sum(w * x), l2_clip_norm=1.0, method="vmap", microbatch_size=4
+    )
+    params, batch = jnp.ones(3), jnp.ones((8, 3))
+    for size in (8, 80):
+        expected = 2 * size * (gamma(4 + 4) + gamma(9) + 3 * U)
+        assert gradient.rounding(size, params, batch) == pytest.approx(expected, rel=1e-12)
+        more = 2 * size * (gamma(16) - gamma(9))
+        found = gradient.rounding(size, params, batch, devices=8)
+        assert found == pytest.approx(expected + more, rel=1e-12)
+    with pytest.raises(ValueError, match="devices=0 must be a whole number"):
+        gradient.rounding(8, params, batch, devices=0)
+
+
+def test_a_sum_rounds_as_its_narrowest_parameters_do():
+    """Of parameters in 32 bits and in 64, whose common type is that of 64."""
+    gradient = clipping.clipped_grad(
+        lambda p, x: jnp.sum(p["a"] * x) + jnp.sum(p["b"] * x), l2_clip_norm=1.0, microbatch_size=4
+    )
+    batch = jnp.ones((8, 3))
+    with jax.enable_x64(True):
+        params = {"a": jnp.ones(3, jnp.float32), "b": jnp.ones(3, jnp.float64)}
+        assert gradient.rounding(8, params, batch) >= 2 * 8 * (gamma(4 + 4) + gamma(9) + 3 * U)
+
+
+def test_a_sum_rounds_as_its_products_of_factors_do():
+    """They may cancel: what is added up may be 64 times as long as what is clipped."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) + params["b"])
+
+    params, size, places = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}, 3, 5
+    gradient = clipping.clipped_grad(
+        loss, l2_clip_norm=1.0, method="one_pass", microbatch_size=size
+    )
+    found = gradient.rounding(size, params, jnp.ones((size, places, 64)))
+    assert found >= 2 * size * 64 * gamma(size * places + 4)
+
+
+def test_a_stack_rounds_as_the_part_of_it_that_rounds_most():
+    """One part is kept as factors, the other held."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params[0])) + x[0, 0] * jnp.sum(jnp.sin(params[1]))
+
+    params, size, places = jnp.ones((2, 64, 64)), 3, 5
+    gradient = clipping.clipped_grad(
+        loss, l2_clip_norm=1.0, method="one_pass", microbatch_size=size
+    )
+    found = gradient.rounding(size, params, jnp.ones((size, places, 64)))
+    assert found >= 2 * size * 64 * gamma(size * places + 4)
+
+
+def bounded(layout, rows, columns):
+    squared = gram.squared_norm(layout, [gram.Pair(jnp.asarray(rows), jnp.asarray(columns))])
+    return float(squared) ** 0.5
+
+
+def test_inner_products_of_rows_that_are_looked_up_round_too():
+    count = 300
+    layout = gram.Layout((7, count), (), (0,), (1,), (False,))
+    norm = bounded(layout, np.zeros((1, 1), "i4"), np.ones((1, 1, count), "f4"))
+    assert norm >= count**0.5 * (1 + gamma(count) / 2 + gamma(36) / 2)
+
+
+def test_rows_whose_squares_are_flushed_have_a_length():
+    layout = gram.Layout((100, 1), (), (0,), (1,), (False,))
+    norm = bounded(layout, np.full((1, 1, 100), 1e-23, "f4"), np.full((1, 1, 1), 1e10, "f4"))
+    assert norm >= 1e-23 * 100**0.5 * 1e10
+
+
+def test_what_the_sum_over_positions_rounds_is_in_the_norm():
+    """Every product is one, so that all terms add up, and each addition may round."""
+    count = 400
+    layout = gram.Layout((1, 1), (), (), (), (False,))
+    norm = bounded(layout, np.ones((1, count, 1), "f4"), np.ones((1, count, 1), "f4"))
+    assert norm >= count * (1 + gamma(count + 16) + gamma(count))
+
+
+def test_terms_that_cancel_leave_some_of_their_length():
+    """What they add to a sum rounds as if they did not, and counts 64 times at most."""
+    layout = gram.Layout((1, 1), (), (), (), (False,))
+    norm = bounded(layout, np.ones((1, 2, 1), "f4"), np.array([[[1], [-1]]], "f4"))
+    assert norm >= 2 / 64
+
+
+def test_positions_of_all_uses_round():
+    """Of a parameter that is used in many places, and then in one more."""
+    layout = gram.Layout((1, 1), (), (), (), (False, False))
+    uses = [gram.Pair(*[jnp.ones((1, count, 1))] * 2) for count in (400, 1)]
+    norm = float(gram.squared_norm(layout, uses)) ** 0.5
+    assert norm >= 401 * (1 + gamma(400) + gamma(401))

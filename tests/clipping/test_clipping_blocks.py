@@ -1,6 +1,5 @@
-"""Two backward passes after one forward pass: exact where activations are recomputed."""
+"""Rematerialised blocks and stacks of them, whose gradients are made twice: exact, group by group."""
 
-import dataclasses
 import functools
 
 import clipping_models
@@ -8,33 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clipping_exact import check_groups, is_exact, jit, normal, norms_of, per_example, without_rule
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from test_clipping_engine import rules_of
-from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
 
 DEPTH, WIDTH, WORDS, LENGTH, BATCH = 2, 6, 7, 5, 4
-RNG = np.random.default_rng(0)
-TOKENS = RNG.integers(0, WORDS, size=(BATCH, LENGTH))
+TOKENS = np.random.default_rng(0).integers(0, WORDS, size=(BATCH, LENGTH))
 POLICIES = jax.checkpoint_policies
-
-
-def params():
-    rng = np.random.default_rng(1)
-
-    def normal(*shape):
-        return jnp.asarray(rng.normal(size=shape) / 2, jnp.float32)
-
-    blocks = {
-        "w": normal(DEPTH, WIDTH, WIDTH),
-        "up": normal(DEPTH, WIDTH, 3 * WIDTH),
-        "down": normal(DEPTH, 3 * WIDTH, WIDTH),
-        "scale": 1 + normal(DEPTH, WIDTH),
-        "bias": normal(DEPTH, WIDTH),
-    }
-    return {"embed": normal(WORDS, WIDTH), "places": normal(9, WIDTH), "blocks": blocks}
+BLOCKS = {
+    "w": normal(DEPTH, WIDTH, WIDTH),
+    "up": normal(DEPTH, WIDTH, 3 * WIDTH),
+    "down": normal(DEPTH, 3 * WIDTH, WIDTH),
+    "scale": 1 + normal(DEPTH, WIDTH),
+    "bias": normal(DEPTH, WIDTH, seed=1),
+}
+PARAMS = {"embed": normal(WORDS, WIDTH), "places": normal(9, WIDTH), "blocks": BLOCKS}
 
 
 def block(p, x):
@@ -96,29 +85,6 @@ def loss_of(stack):
     return loss
 
 
-def median_norm(gradients):
-    return float(np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))))
-
-
-@pytest.mark.quick_cases("scan")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name
-        in ("nested", "scan without remat", "save_only_these_names", "loop", "shared in scan")
-        else name
-        for name in STACKS
-    ],
-)
-def test_sums_and_norms_are_exact(name):
-    loss = loss_of(STACKS[name])
-    gradients = per_example(loss, params(), (TOKENS,))
-    clip = median_norm(gradients)
-    fn = clipping.clipped_grad(loss, l2_clip_norm=clip, method="two_pass")
-    check(jit(fn)(params(), TOKENS), gradients, clip)
-
-
 class Block(nnx.Module):
     def __init__(self, rngs):
         self.norm = nnx.RMSNorm(WIDTH, rngs=rngs)
@@ -149,63 +115,69 @@ def nnx_scan_of_remat():
     return loss, Scanned(nnx.Rngs(0)), (TOKENS,)
 
 
+def summed_behind_a_block():
+    """The block makes the gradient of a sum of rows, which is that of each row: it is longer."""
+
+    def loss(w, x):
+        return jnp.sum(jax.checkpoint(lambda row: jnp.sin(jnp.tanh(x * row)))(jnp.sum(w, 0)))
+
+    return loss, np.ones((5, WIDTH), "f4") / 5, (normal(3, 4, WIDTH),)
+
+
+CONSTRUCTS = {
+    **{
+        name: (lambda stack=stack: (loss_of(stack), PARAMS, (TOKENS,)))
+        for name, stack in STACKS.items()
+    },
+    "nnx": nnx_scan_of_remat,
+    "linen": clipping_models.MODELS["linen scan of remat"],
+    "summed behind": summed_behind_a_block,
+}
+
+
+@pytest.mark.quick_cases("scan-two_pass", "summed behind-two_pass")
+@pytest.mark.parametrize("how", ["two_pass", "auto", "one_pass"])
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_norms_and_sums_are_exact(name, how):
+    is_exact(*CONSTRUCTS[name](), how)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [nnx_scan_of_remat, pytest.param(clipping_models.MODELS["linen scan of remat"], marks=pytest.mark.slow)],
-    ids=["nnx", "linen"],
-)  # fmt: skip
-def test_scans_of_other_packages_are_exact_and_have_rules(case):
-    loss, model, batch = case()
-    for path, (_, _, _, unruled) in rules_of(loss, model, *batch).items():
-        assert not unruled or "bias" in path or "scale" in path, path
-    gradients = per_example(loss, model, batch)
-    clip = median_norm(gradients)
-    fn = clipping.clipped_grad(loss, l2_clip_norm=clip)  # which chooses two passes
-    check(jit(functools.partial(fn, model))(*batch), gradients, clip)
+@pytest.mark.parametrize("name", ["scan", "nnx", "linen"])
+def test_matrices_in_scans_of_blocks_have_rules(name):
+    held = without_rule(*CONSTRUCTS[name]())
+    assert all("bias" in path or "scale" in path for path in held)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_microbatches_are_exact(size):
+    is_exact(*CONSTRUCTS["scan"](), "two_pass", microbatch_size=size)
 
 
 @pytest.mark.slow
 def test_groups_masks_frozen_parameters_and_aux_at_once():
     loss, mask = loss_of(loop), np.array([True, False, True, True])
-    whole = params()
-    frozen = {k: whole["blocks"].pop(k) for k in ("up", "scale")}
+    trained = {k: k not in ("up", "scale") for k in BLOCKS}
     clips = {"embed": 0.3, "places": 0.5, "blocks": 0.7}
-
-    def trained(p, tokens):
-        return loss(p | {"blocks": p["blocks"] | frozen}, tokens)
-
     fn = clipping.clipped_grad(
         lambda p, tokens: (loss(p, tokens), tokens[0]),
         l2_clip_norm=clips,
         method="two_pass",
-        wrt={"embed": True, "places": True, "blocks": {k: k not in frozen for k in params()["blocks"]}},
+        wrt={"embed": True, "places": True, "blocks": trained},
         has_aux=True,
-    )  # fmt: skip
-    out = jit(fn)(params(), TOKENS, mask=mask)
+    )
+    out = jit(fn)(PARAMS, TOKENS, mask=mask)
     np.testing.assert_array_equal(out.aux, TOKENS[:, 0] * mask)
-    gradients = per_example(trained, whole, (TOKENS,))
-    gradients = jax.tree.unflatten(jax.tree.structure(whole), gradients)
-    for name, clip in clips.items():
-        mine = dataclasses.replace(out, grads=out.grads[name], norms=out.norms[name])
-        check(mine, jax.tree.leaves(gradients[name]), clip, mask)
-
-
-def test_what_is_broadcast_behind_a_block_is_longer():
-    """The block makes the gradient of a sum of rows, which is that of each row."""
-    x = np.random.default_rng(0).normal(size=(3, 4, WIDTH)).astype("f4")
-
-    def loss(w, x):
-        return jnp.sum(jax.checkpoint(lambda row: jnp.sin(jnp.tanh(x * row)))(jnp.sum(w, 0)))
-
-    w = jnp.ones((5, WIDTH)) / 5
-    out = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"))(w, x)
-    check(out, per_example(loss, w, (x,)), 0.5)
+    gradients = per_example(loss, PARAMS, (TOKENS,))
+    gradients = jax.tree.unflatten(jax.tree.structure(PARAMS), gradients)
+    gradients["blocks"] = [g for k, g in gradients["blocks"].items() if trained[k]]
+    check_groups(out, {k: jax.tree.leaves(g) for k, g in gradients.items()}, clips, mask)
 
 
 def test_a_group_that_is_too_long_to_be_scaled_silences_no_other():
     """No example adds anything to the first group, and every one does to the second, which a block makes."""
-    x = np.random.default_rng(0).normal(size=(3, 4, WIDTH)).astype("f4")
+    x = 2 * normal(3, 4, WIDTH)
 
     def loss(p, x):
         return jnp.sum(jax.checkpoint(lambda w: jnp.sin(jnp.tanh(x @ w)))(p["block"])) + jnp.sum(
@@ -217,40 +189,7 @@ def test_a_group_that_is_too_long_to_be_scaled_silences_no_other():
     out = jit(fn)(p, x)
     assert not np.any(out.grads["before"])
     gradients = per_example(lambda w, x: loss(p | {"block": w}, x), p["block"], (x,))
-    mine = dataclasses.replace(out, grads=out.grads["block"], norms=out.norms["block"])
-    check(mine, gradients, 0.5)
-
-
-@pytest.mark.slow
-def test_an_example_that_is_not_finite_adds_nothing():
-    loss = loss_of(scan)
-
-    def weighted(p, tokens, weight):
-        return loss(p, tokens) * weight
-
-    weights = np.array([1, np.inf, 2, np.nan], "f4")
-    finite = np.isfinite(weights)
-    gradients = per_example(weighted, params(), (TOKENS, np.where(finite, weights, 1)))
-    fn = jit(clipping.clipped_grad(weighted, l2_clip_norm=1.0))
-    out = fn(params(), TOKENS, weights)
-    assert np.all(np.isinf(out.norms) == ~finite)
-    out = dataclasses.replace(out, norms=np.where(finite, out.norms, 0))
-    check(out, gradients, 1.0, finite)
-
-
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_microbatches_and_a_batch_of_one_are_exact(size):
-    loss = loss_of(scan)
-    gradients = per_example(loss, params(), (TOKENS,))
-    fn = clipping.clipped_grad(loss, l2_clip_norm=2.0, microbatch_size=size)
-    check(jit(fn)(params(), TOKENS), gradients, 2.0)
-
-
-@pytest.mark.slow
-def test_no_example_passing_is_a_sum_of_zero():
-    fn = clipping.clipped_grad(loss_of(loop), l2_clip_norm=1.0)
-    out = jit(fn)(params(), TOKENS, mask=np.zeros(BATCH, bool))
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(out.grads))
+    check_groups(out, {"block": gradients}, {"block": 0.5})
 
 
 def test_norms_that_a_scan_adds_up_are_rounded_up_for_each_of_its_iterations():
@@ -272,37 +211,15 @@ def test_norms_that_a_scan_adds_up_are_rounded_up_for_each_of_its_iterations():
 
 
 @pytest.mark.slow
-def test_a_weight_that_only_a_penalty_uses():
-    def loss(p, x):
-        h = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x, p["w"])
-        return jnp.sum(h) + x[0, 0] * jnp.sum(p["unused"] ** 2)
-
-    p = {name: np.eye(70, dtype="f4") for name in ("w", "unused")}
-    x = np.linspace(0, 1, 2 * 3 * 70, dtype="f4").reshape(2, 3, 70)
-    two, one = (
-        clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)(p, x)
-        for method in ("two_pass", "vmap")
-    )
-    for name in p:
-        np.testing.assert_allclose(two.grads[name], one.grads[name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms():
     """XLA's compiler for CPUs (0.10.2) gets a sum of squares wrong whose terms a constant multiplies."""
-    rng = np.random.default_rng(0)
-    v, x, scales = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32)
-        for shape in [(32, 32), (BATCH, 5, 32), (BATCH, 32, 32)]
-    )
 
     def loss(p, x, scale):
         return jnp.sum(jnp.tanh(x @ (p * scale))) + 10 * jnp.sum(p**2)
 
-    gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(v, x, scales)
-    norms = jnp.linalg.norm(gradients.reshape(BATCH, -1), axis=1)
-    gradient = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
-    found = jax.jit(gradient)(v, x, scales)
+    p, batch = normal(32, 32), (normal(BATCH, 5, 32), normal(BATCH, 32, 32))
+    norms = norms_of(per_example(loss, p, batch))
+    found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass"))(p, *batch)
     np.testing.assert_allclose(found.norms, norms, rtol=1e-3)
     assert jnp.linalg.norm(found.grads) <= BATCH
 
