@@ -153,7 +153,14 @@ def of_each_column(p, ids):
     return jnp.take_along_axis(p.reshape(60, 3), ids.T, axis=0)
 
 
+def of_rows_that_each_have_a_matrix(p, ids):
+    matrices = jnp.sin(jnp.arange(90.0)).reshape(30, 1, 3)
+    table = jnp.einsum("vn,vdn->vd", p.reshape(60, 3)[::2], matrices)
+    return jax.checkpoint(lambda table, ids: table[ids])(table, ids)
+
+
 @pytest.mark.quick_cases(
+    "of_rows_that_each_have_a_matrix-one_pass",
     "of_all_rows-one_pass",
     "by_two_indices_the_last_axis_first-one_pass",
     "by_two_indices_of_parts_that_overlap-one_pass",
@@ -165,7 +172,7 @@ def of_each_column(p, ids):
         of_each_table, of_tables_in_the_middle, scanned, tied, by_two_indices, by_two_indices_in_turn,
         by_two_indices_of_which_one_is_no_table, with_an_index_of_an_axis_that_is_taken_whole, of_all_rows,
         a_number_at_a_place, of_each_column, by_two_indices_the_last_axis_first,
-        by_two_indices_of_parts_that_overlap,
+        by_two_indices_of_parts_that_overlap, of_rows_that_each_have_a_matrix,
     ],
 )  # fmt: skip
 def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):

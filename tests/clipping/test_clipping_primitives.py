@@ -107,7 +107,7 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
         check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5, slack=slack)
 
 
-@pytest.mark.quick_cases("10", "1", "4", "11")
+@pytest.mark.quick_cases("10", "1", "4", "11", "12")
 @pytest.mark.parametrize(
     "backward",
     [
@@ -125,8 +125,9 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
             g * (1 + jnp.arange(D * D)).reshape(D, D)
         ),  # Integers that are added are not zero.
         lambda g: g[::-1],
+        lambda g: jnp.reshape(g, (D, D), order="F"),  # The axes change places first.
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
@@ -143,6 +144,27 @@ def test_a_gradient_that_is_a_number_is_held():
 
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
     check(jit(fn)(jnp.ones(D), X), per_example(loss, jnp.ones(D), (X,)), 0.5)
+
+
+def test_what_is_found_out_of_bounds_is_not_zero():
+    """A look-up in zeros fills in another number where it finds none."""
+
+    def loss(w, x):
+        found = jnp.zeros(D).at[jnp.arange(D) + 3].get(mode="fill", fill_value=1.0)
+        return jnp.sum(jnp.sin(w * found * x[0]))
+
+    fn, w = clipping.clipped_grad(loss, l2_clip_norm=0.5), jnp.ones(D)
+    check(jit(fn)(w, X), per_example(loss, w, (X,)), 0.5)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (36,)], ids=str)
+def test_a_shape_that_cuts_no_factor_evenly_is_held(shape):
+    def loss(w, x):
+        return ending(x @ w.reshape(D, D))
+
+    w = W.reshape(shape)
+    (form,) = plan.forms(plan.read(lambda p, example: loss(p[0], *example), [w], (X,)))
+    assert bool(form.unruled) == (len(shape) == 2)
 
 
 def test_a_number_over_a_sum_of_products_is_held(monkeypatch):

@@ -719,6 +719,20 @@ FAULTS = (
         "tests/clipping/test_clipping_hoisting.py::test_norms_and_sums_are_exact[one_pass-updated_in_every_step]",
     ),
     Fault(
+        "a look-up in zeros finds zeros alone",
+        "dpx/clipping/gradients/reading.py",
+        'eqn.params["fill_value"] == 0',
+        "True",
+        "tests/clipping/test_clipping_primitives.py::test_what_is_found_out_of_bounds_is_not_zero",
+    ),
+    Fault(
+        "a reshape leaves the axes in their order",
+        "dpx/clipping/gradients/primitives.py",
+        'eqn.primitive.name != "reshape" or eqn.params["dimensions"] is None',
+        "True",
+        "tests/clipping/test_clipping_primitives.py::test_what_is_no_sum_of_products_is_held[12]",
+    ),
+    Fault(
         "what the sum of a loop begins with is dropped",
         "dpx/clipping/gradients/primitives.py",
         "return [*start, *added]",
