@@ -674,9 +674,7 @@ def test_records_that_batches_are_taken_from_are_no_constants_of_a_loss():
     ],
     ids=["no rule", "uses that split axes differently"],
 )  # fmt: skip
-def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call(
-    loss, shape, primitive, rule
-):
+def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call(loss, shape, primitive, rule):
     large, x = {"large": jnp.ones(shape) / 256}, (np.ones((2, 16), np.float32),)
     call = Call(loss, batch=x, params=large)
     call()

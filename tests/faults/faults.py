@@ -744,6 +744,21 @@ FAULTS = (
         EXACT.format("updated_in_every_step-one_pass"),
     ),
     Fault(
+        "a look-up in zeros finds zeros alone",
+        "dpx/clipping/gradients/reading.py",
+        'eqn.params["fill_value"] == 0',
+        "True",
+        EXACT.format("a_look_up_in_zeros_that_fills_in_a_number-one_pass"),
+    ),
+    Fault(
+        "a reshape leaves the axes in their order",
+        "dpx/clipping/gradients/primitives.py",
+        'eqn.primitive.name != "reshape" or eqn.params["dimensions"] is None',
+        "True",
+        "tests/clipping/test_clipping_backwards.py"
+        "::test_what_is_no_sum_of_products_is_held_and_exact[reshaped from its last axis on]",
+    ),
+    Fault(
         "what the sum of a loop begins with is dropped",
         "dpx/clipping/gradients/primitives.py",
         "return [*start, *added]",

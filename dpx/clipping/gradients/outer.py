@@ -109,7 +109,7 @@ class Outer(NamedTuple):
                 first, missing = atoms.pop(0), size // product
                 length = term.sizes[first]
                 if length > missing:
-                    if length % missing:
+                    if size % product or length % missing:
                         return None
                     term, (first, rest) = term.split(first, missing, reader)
                     atoms.insert(0, rest)
@@ -193,8 +193,8 @@ class Outer(NamedTuple):
             and inner.isdisjoint(other.axes)
             for f, other in (self.factors, self.factors[::-1])
         ]
-        if self.indexed:
-            both[0] = False
+        if self.indexed:  # A row that a number counts can be multiplied by no array.
+            both = [False, both[1] and set(self.indexed).isdisjoint(mine)]
         if not any(both):
             return None
         # The smaller factor, or the only one that it fits.

@@ -134,7 +134,8 @@ def transpose(reader: Reader, eqn: Any, which: int) -> Terms | None:
 def reshape(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """The same in another shape, with as many entries."""
     operand, shape = eqn.invars[0], eqn.outvars[which].aval.shape
-    if isinstance(operand, core.Literal) or math.prod(shape) != operand.aval.size:
+    in_order = eqn.primitive.name != "reshape" or eqn.params["dimensions"] is None
+    if isinstance(operand, core.Literal) or math.prod(shape) != operand.aval.size or not in_order:
         return None
     return reader.each(operand, lambda term: term.reshaped(shape, reader))
 
