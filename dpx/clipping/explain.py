@@ -18,8 +18,7 @@ class ParameterClipping(NamedTuple):
     Attributes:
       path, shape: its name, e.g. `params/Dense_0/kernel`, and shape.
       uses: the primitives that use it, one entry for each use.
-      rule: "Gram", "gradient", "gradient (no rule for ...)", "gradient (uses split its axes differently)" or
-        "zero"; see `explain_clipping`.
+      rule: one of those that `explain_clipping` lists.
       extra_flops, extra_bytes: for one example, the operations for its norm and sum, and what is held for it.
     """
 

@@ -121,7 +121,7 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
             f"indices of shape {shape} and dtype {dtype} must be (B,) integers: give the row of each record "
             "in the data set"
         )
-    key = step_key(key, step)
+    key = jax.random.fold_in(key, step)
     return for_each(functools.partial(jax.random.fold_in, key), key.dtype, jnp.asarray(indices))
 
 
@@ -130,11 +130,6 @@ def for_each(function: Callable[..., Any], dtype: Any, *rows: Any) -> Any:
     if is_by_record(dtype):
         return jax.vmap(function)(*rows)
     return jax.lax.map(lambda row: function(*row), rows)
-
-
-def step_key(key: jax.Array, step: Any) -> jax.Array:
-    """The key from which the keys of all records of a step are made."""
-    return jax.random.fold_in(key, step)
 
 
 def is_by_record(dtype: Any) -> bool:

@@ -18,7 +18,7 @@ import optax
 from dpx import _watch
 from dpx._validate import check_integer
 from dpx.clipping import ClippedGrads, clipped_grad, meshes, reports
-from dpx.clipping.losses import record_keys, step_key
+from dpx.clipping.losses import record_keys
 from dpx.clipping.rounding import Sum
 from dpx.noise.stream import Stream
 from dpx.training import adaptive, correlated, precision, trackers
@@ -176,7 +176,7 @@ def train(
         stack.enter_context(contextlib.closing(ahead))
         for step, (indices, mask) in enumerate(batches, start=start):
             dropout = dropout_key, step
-            _watch.key_used(step_key(*dropout), "dropout")
+            _watch.key_used(jax.random.fold_in(*dropout), "dropout")
             batch = layout.batch(indices[mask], piece, room)
             if draw is not None:
                 records, batch = draw(dropout, *batch)

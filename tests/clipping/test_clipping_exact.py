@@ -564,7 +564,7 @@ WITHOUT_RULE = {
             "a_convolution_with_a_mask", "a_kernel_that_is_used_twice_and_multiplied",
             "look_ups_that_are_dropped_beside_a_penalty", "tables: by_two_indices_in_turn",
             "tables: of_tables_that_take_turns", "tables: by_two_indices_of_parts_that_overlap",
-            "mixed_into_blocks",
+            "a_look_up_in_zeros_that_fills_in_a_number",
         ),
         "w",
     ),
@@ -577,6 +577,7 @@ WITHOUT_RULE = {
     "scaled_by_what_a_loop_shares": "scale",
     "functions_of_slices_and_of_what_a_loop_shares": "w v u",
     "a_carry_that_starts_as_a_weight": "start",
+    **dict.fromkeys(("updated_in_every_step", "updated_after_every_step"), "start w"),
     "a_gradient_that_is_a_number": "b",
     "gradients_of_different_lengths": " ".join(LENGTHS),
 }  # fmt: skip

@@ -608,7 +608,8 @@ FAULTS = (
         "if len(form.unruled) > 1:",
         "if len(set(form.unruled)) > 1:",
         "tests/clipping/test_clipping_silent.py"
-        "::test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call[uses that split axes differently]",
+        "::test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call"
+        "[uses that split axes differently]",
     ),
     Fault(
         "sums of parameters in 32 and in 64 bits round like those in 64",

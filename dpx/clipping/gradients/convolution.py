@@ -91,10 +91,9 @@ class Convolution:
         strides, dilations = self._params["window_strides"], self._params["rhs_dilation"]
         # Places along the last axes, whose windows share no entry, are taken together.
         outer = 0
-        for i, (place, stride, dilation) in enumerate(
-            zip(self._places, strides, dilations, strict=True)
-        ):
-            outer = i + 1 if self.sizes[place] * stride > dilation else outer
+        each = zip(self._places, strides, dilations, strict=True)
+        for i, (place, stride, dilation) in enumerate(each, start=1):
+            outer = i if self.sizes[place] * stride > dilation else outer
         places, inner = self._places[:outer], self.left[3 + 2 * outer :]
         value, kernel = self._windows(x, outer), self.grouped(kernel)
         mine = (*self._first, *self._window[:outer], *inner)

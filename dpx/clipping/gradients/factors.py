@@ -40,7 +40,7 @@ class Factors(Form):
     @property
     def elements(self) -> int:
         """The number of elements of all factors of one example."""
-        return sum(term.elements for term in self.terms)
+        return sum(term.count(f.axes) for term in self.terms for f in term.factors)
 
     @property
     def places(self) -> int:

@@ -1,11 +1,6 @@
 """The forms that the gradient of a parameter has. Each knows its norm, and its sum over a batch.
 
-- `Form`: zero, for every example.
-- `Held`: the gradient of one example itself.
-- `Factors` (`dpx.clipping.gradients.factors`): a sum of outer products, never added up for one example.
-- `Parts`: zeros but for parts that do not overlap, each of which has a form of its own.
-- `Within`: a gradient that a rematerialised block makes. The block hands out its norm alone, and makes the
-  gradient once more when the sum is wanted (`dpx.clipping.passes`).
+`dpx.clipping.gradients.factors` has one more: sums of outer products, never added up for one example.
 """
 
 import dataclasses
@@ -79,7 +74,7 @@ class Held(Form):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts(Form):
-    """Zeros but for parts along one axis.
+    """Zeros but for parts along one axis that do not overlap, each of which has a form of its own.
 
     Attributes:
       axis: the axis of the parameter.
@@ -97,7 +92,6 @@ class Parts(Form):
     products = property(lambda self: self._all("products"))
 
     def squared_norm(self, values: Values) -> jax.Array:
-        """The parts do not overlap."""
         return total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -115,6 +109,8 @@ class Parts(Form):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Within(Form):
     """A gradient inside a rematerialised block, or inside such blocks in a loop.
+
+    The block hands out its norm alone, and makes it once more for the sum (`dpx.clipping.passes`).
 
     Attributes:
       norm: the squared norm that the block hands out, one for each iteration of loops around it.

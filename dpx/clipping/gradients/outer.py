@@ -68,11 +68,6 @@ class Outer(NamedTuple):
         return self.left, self.right
 
     @property
-    def elements(self) -> int:
-        """The number of elements of both factors."""
-        return sum(self.count(f.axes) for f in self.factors)
-
-    @property
     def places(self) -> tuple[int, ...]:
         """The labels of positions."""
         free = {a for axis in self.axes for a in axis}

@@ -335,6 +335,6 @@ class Reader:
         if inline:
             return block(*values)
         closed = jax.make_jaxpr(block)(*values)
-        jaxpr, consts = closed.jaxpr, closed.consts  # A block has no constants, but arguments.
-        jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        return jaxprs.bind(eqn.replace(params=eqn.params | {"jaxpr": jaxpr}), [*consts, *values])
+        jaxpr = jaxprs.as_closed(closed.jaxpr).jaxpr  # A block has no constants, but arguments.
+        block_of = eqn.replace(params=eqn.params | {"jaxpr": jaxpr})
+        return jaxprs.bind(block_of, [*closed.consts, *values])
