@@ -635,8 +635,8 @@ FAULTS = (
     Fault(
         "a record has the same key in every step",
         "dpx/clipping/losses.py",
-        "return jax.random.fold_in(key, step)\n",
-        "return key\n",
+        "    key = jax.random.fold_in(key, step)\n",
+        "",
         "tests/clipping/test_clipping_randomness.py::test_a_record_keeps_its_key_wherever_it_stands",
     ),
     Fault(
@@ -785,7 +785,8 @@ FAULTS = (
         "dpx/clipping/gradients/outer.py",
         "if not moves or self.indexed != (old,):",
         "if not moves:",
-        EXACT.format("tables: by_two_indices_of_parts_that_overlap-one_pass"),
+        "tests/clipping/test_clipping_exact.py"
+        "::test_the_rules_of_parameters_are_explained[tables: by_two_indices_of_parts_that_overlap]",
     ),
     Fault(
         "rows at every second place are taken for consecutive ones",
