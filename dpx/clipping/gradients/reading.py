@@ -137,7 +137,7 @@ class Reader:
             else:
                 needed = operands[_ZERO_IF.get(name, slice(0))]
                 self._zero[atom] = name in _ZERO_IF and all(map(self.is_zero, needed))
-                if name == "gather":  # What it finds out of bounds may be another number.
+                if eqn and name == "gather":  # What it finds out of bounds may be another number.
                     self._zero[atom] &= eqn.params["fill_value"] == 0
         return self._zero[atom]
 
