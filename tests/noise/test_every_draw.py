@@ -36,6 +36,7 @@ PUBLIC = "features, points or orders that are the same for everybody, from a see
 SYNTHETIC = "synthetic data, of which nothing is private"
 RELEASED = "text from a model that was released: post-processing"
 CANARIES = "coins of an audit, which bounds ε from below"
+NAME = "the name of a file that is not complete, which no other process uses"
 SECRET = "keys and salts, from the operating system"
 SAMPLING = "Poisson sampling and groups: uniform numbers of 53 bits, so that q is right to 2⁻⁵³"
 ALLOCATION = (
@@ -47,6 +48,7 @@ POINTS = "which candidate a trial runs, whose probabilities are public"
 
 # Where is drawn outside of `dpx.noise`, what, and why no guarantee needs more of its law.
 ELSEWHERE = {
+    "_storage.py replacing": ({"token_hex"}, NAME),
     "audit/dirac.py dirac": ({"default_rng", "random"}, CANARIES),
     "cross_attention/features.py RandomFeatures.draw": ({"normal", "orthogonal"}, PUBLIC),
     "cross_attention/sketch/simulated.py _clusters": (
@@ -57,7 +59,7 @@ ELSEWHERE = {
     "cross_attention/sketch/simulated.py _places": ({"random"}, SYNTHETIC),
     "cross_attention/sketch/simulated.py _simulated": ({"default_rng", "normal"}, SYNTHETIC),
     "cross_attention/sketch/simulated.py _uniform": ({"default_rng"}, SYNTHETIC),
-    "cross_attention/sketch/simulated.py blocks": ({"default_rng", "normal"}, SYNTHETIC),
+    "cross_attention/sketch/simulated.py _blocks": ({"default_rng", "normal"}, SYNTHETIC),
     "data/embedding.py fit_embedding": ({"default_rng", "normal"}, PUBLIC),
     "data/newsgroups.py text_prompts": ({"default_rng", "permutation"}, PUBLIC),
     "data/synthetic.py synthetic_histories": (
