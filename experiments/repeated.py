@@ -7,6 +7,7 @@ import numpy as np
 from scipy import stats
 
 from dpx.launch.experiment import Measure
+from dpx.launch.figures import mean_and_error
 
 
 def measure(
@@ -19,7 +20,4 @@ def measure(
 
 def over_runs(measures: Sequence[Measure]) -> tuple[float, float]:
     """The mean over runs and its standard error, which of one run is its own, or 0."""
-    if len(measures) == 1:
-        return measures[0].value, measures[0].error or 0.0
-    values = [measure.value for measure in measures]
-    return float(np.mean(values)), float(stats.sem(values))
+    return mean_and_error([measure.value for measure in measures], measures[0].error)

@@ -156,8 +156,8 @@ def spread(prefix: Any, tree: Any, message: str) -> list[int]:
         if None in numbers:
             raise ValueError("it has None where a parameter is trained")
     except ValueError as error:
-        what = message.format(repr(prefix), jax.tree.structure(tree), error)
-        raise ValueError(what) from error
+        line = " ".join(str(error).split())
+        raise ValueError(message.format(repr(prefix), jax.tree.structure(tree), line)) from error
     return numbers
 
 

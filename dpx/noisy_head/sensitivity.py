@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from scipy import special
 
 from dpx._numerics import norm
-from dpx._validate import check_choice, check_number, check_positive
+from dpx._validate import check_choice, check_decay, check_positive
 from dpx.noisy_head.prompts import Features, check_sizes
 
 # A step shrinks Γ by 1 − aλη: as printed a = 2, which converges to ridge with 2λ; for (2.7) a = 1.
@@ -69,8 +69,7 @@ def hyperparameters(
     """
     check_sizes(num_prompts, length, dim, noise_std)
     check_positive(regularization, "regularization")
-    if not 0 < check_number(kappa, "kappa") <= 1:
-        raise ValueError(f"kappa={kappa} must be in (0, 1]: it is a failure probability")
+    check_decay(kappa, "kappa", ": it is a failure probability")
     check_choice(objective, "objective", tuple(DECAY))
     check_choice(rule, "rule", ("valid", "paper"))
     # log(NL/κ) is zero for a single token with κ = 1, and a bound must be positive.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _watch
-from dpx._validate import check_integer, check_number, warn_of_guess
+from dpx._validate import check_integer, check_sampling_probability, warn_of_guess
 from dpx.noise.stream import Place, Stream
 from dpx.privacy.allocation import epoch
 
@@ -174,11 +174,7 @@ def _checked(
     num_examples = check_integer(num_examples, "num_examples")
     multiple_of = check_integer(multiple_of, "multiple_of")
     steps, start = check_integer(steps, "steps", 0), check_integer(start, "start", 0)
-    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
-        raise ValueError(
-            f"sampling_probability={sampling_probability} must be in (0, 1]: "
-            "expected batch size / number of records"
-        )
+    check_sampling_probability(sampling_probability)
     return num_examples, sampling_probability, range(start, steps), multiple_of
 
 

@@ -198,7 +198,7 @@ def test_merging_is_exact_for_every_layout(tmp_path, name):
     graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
     trained = jax.tree.map(lambda x: 0.2 * rng.normal(size=x.shape).astype("f4"), trained)
     model = nnx.merge(graph, trained, frozen)
-    pretrained.save(model, tmp_path, source=pretrained.open_checkpoint(folders.HERE / name))
+    pretrained.save(model, tmp_path, source=folders.HERE / name)
     found = pretrained.load(tmp_path)(tokens, mask)
     np.testing.assert_allclose(found, model(tokens, mask), atol=2e-5)
     assert np.abs(found - expected).max() > 0.01

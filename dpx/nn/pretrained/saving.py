@@ -12,7 +12,7 @@ from dpx.nn.pretrained.families import FAMILIES, LLAMA_SETTINGS, Family
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
 from dpx.nn.pretrained.layers import Layers
-from dpx.nn.pretrained.loading import Checkpoint, places
+from dpx.nn.pretrained.loading import Checkpoint, open_checkpoint, places
 from dpx.nn.pretrained.packages import needed
 from dpx.nn.pretrained.settings import DecoderSettings
 
@@ -23,21 +23,21 @@ _TOKENIZER = (
 )
 
 
-def save(model: Layers, folder: str | Path, *, source: Checkpoint) -> None:
+def save(model: Layers, folder: str | Path, *, source: str | Path | Checkpoint) -> None:
     """Saves a model in float32 without adapters, so that `transformers` and `load` can open it.
 
     Args:
       model: A `Decoder` or an `Encoder`, with or without adapters. It is not changed.
       folder: The folder, which is made if needed; files of these names in it are replaced.
-      source: The checkpoint that the model was loaded from. Its settings and its tokenizer are copied, and so
-        are arrays that the model does not use.
+      source: The checkpoint that the model was loaded from, or its path. Its settings and its tokenizer are
+        copied, and so are arrays that the model does not use.
 
     Raises:
       ModuleNotFoundError: without the packages of the extra `lm`.
       ValueError: for a shift of a model whose last norm has no bias, since `transformers` cannot hold it.
     """
     write = needed("safetensors.numpy", "Folders of Hugging Face").save_file
-    family = FAMILIES[model.settings.family]
+    family, source = FAMILIES[model.settings.family], open_checkpoint(source)
     arrays = _placed(model, family)
     if isinstance(source, Folder):
         tied = getattr(model.settings, "tied", False)
@@ -66,7 +66,7 @@ def save(model: Layers, folder: str | Path, *, source: Checkpoint) -> None:
         (folder / "tokenizer_config.json").write_text(words + "\n", encoding="utf-8")
 
 
-def save_gguf(model: Layers, path: str | Path, *, source: Checkpoint) -> None:
+def save_gguf(model: Layers, path: str | Path, *, source: str | Path | Checkpoint) -> None:
     """Saves a model in a GGUF file, which is the one that it was loaded from but for the arrays that changed.
 
     Those are in float32. The others stay as they are quantised there, and so does the tokenizer.
@@ -74,12 +74,13 @@ def save_gguf(model: Layers, path: str | Path, *, source: Checkpoint) -> None:
     Args:
       model: A `Decoder`, with or without adapters. It is not changed.
       path: The file, which is replaced.
-      source: The GGUF file that the model was loaded from.
+      source: The GGUF file that the model was loaded from, or its path.
 
     Raises:
       ModuleNotFoundError: without the packages of the extra `lm`.
       ValueError: for a model from a folder, or a shift (`merged`).
     """
+    source = open_checkpoint(source)
     if not isinstance(source, GGUF):
         raise ValueError(
             f"source={source.path} must be a GGUF file: save a folder instead, which convert_hf_to_gguf.py "
