@@ -130,7 +130,7 @@ def _table() -> dict:
 
 
 def _features(tiny: bool) -> dict:
-    own = {name: config_dict.placeholder(str) for name in ("path", "public_path")}
+    own = {name: config_dict.placeholder(str) for name in ("path", "public_path", "column")}
     return {
         **begin("gram.features", epsilon=1.0, delta=1e-5),
         "data": {**own, "generated": 300 if tiny else 0},

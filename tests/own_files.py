@@ -87,6 +87,7 @@ OWN_FILES = {
     "quickstart:tiny": names,
     "cross_attention:sentences,tiny": sentences,
     "cross_attention:retrieval,tiny": groups,
+    "gram:features,tiny": groups,
     "text:tiny": write_lines,
     "finetune:pretrained,tiny": write_lines,
     "finetune:scratch,tiny": write_lines,

@@ -58,14 +58,6 @@ def class_means(
     return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), spent
 
 
-def nearest(queries: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Scores (m, groups) that are the larger the nearer a query is to a mean: x·m − ‖m‖²/2.
-
-    A small class's mean, which is mostly noise and long, is far from every query.
-    """
-    return queries @ means.T - np.square(means).sum(1) / 2
-
-
 def guarantee(epsilon: float, delta: float, mechanism: str, unit: str = UNIT) -> PrivacyGuarantee:
     """Of one Gaussian release about documents that come or go."""
     return guarantees.gaussian(epsilon, delta, mechanism, unit)

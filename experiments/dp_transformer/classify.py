@@ -17,7 +17,7 @@ from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
-from experiments.cross_attention.classifiers import class_means, guarantee, nearest
+from experiments.cross_attention.classifiers import class_means, guarantee
 from experiments.dp_transformer import (
     classifier,
     corpus,
@@ -116,7 +116,7 @@ def run(config, workdir: Path) -> Outcome:
         of_labels = np.eye(len(model.labels))[train.labels]
         means, spent = class_means(keys.noise("dp_prototypes"), features, of_labels, **budget)
         releases["dp_prototypes"] = spent.assuming(*_assumptions(config))
-        rows["dp_prototypes"] = nearest(to_ask, means)
+        rows["dp_prototypes"] = to_ask @ means.T
         words = model._replace(mode="probe", trained=_head(config.words.dim, len(model.labels)))
         section = words_section(config)
         privacy, spent = _private(config, section, train, _assumptions(config))

@@ -111,6 +111,12 @@ def own(source, folder):
     return given
 
 
+@pytest.mark.quick_cases("gram:features,tiny")
+@pytest.mark.parametrize("source", list(OWN_FILES))
+def test_files_of_ones_own_are_read(source, tmp_path):
+    run.check(configured(source, tmp_path, **own(source, tmp_path)))
+
+
 OWN = [
     source
     for source in all_sources()

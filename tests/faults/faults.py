@@ -2069,8 +2069,8 @@ FAULTS = (
     Fault(
         "private class means are weighted by the exact shares of the classes",
         "experiments/cross_attention/retrieval.py",
-        'scores["class_means"] = nearest(data.queries, means)',
-        'scores["class_means"] = nearest(data.queries, means) / shares',
+        'scores["class_means"] = data.queries @ means.T',
+        'scores["class_means"] = data.queries @ means.T / shares',
         "tests/experiments/test_cross_attention_experiments.py"
         "::test_what_private_class_means_say_is_weighted_by_nothing_exact",
     ),
