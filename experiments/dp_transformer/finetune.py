@@ -229,10 +229,11 @@ def _change(nats: np.ndarray) -> str:
 
 def _measures(row: str, nats: np.ndarray, test: Documents, characters: int) -> list[Measure]:
     lengths = test.mask.sum(axis=1)
+    score = record_probability.score(-nats, lengths, test.users)
     return [
         Measure(row, "nats_per_token", float(nats.sum() / lengths.sum())),
         Measure(row, "nats_per_character", float(nats.sum() / characters)),
-        Measure(row, record_probability.SCORE, record_probability.score(-nats, lengths)),
+        Measure(row, record_probability.SCORE, score),
     ]
 
 
