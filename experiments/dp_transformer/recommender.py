@@ -45,7 +45,8 @@ def validate(config) -> None:
     config = recommender_data.with_batch_size(config, histories)
     models.check(config, histories.num_items)
     warm_start.check(config, histories.num_items)
-    training.check_both(config, len(histories.items))
+    # Of histories the last item is held out to choose, and no user.
+    training.check_both(config, len(histories.items), parted=False)
     training.warn_about_delta(config.delta, len(histories.items))
 
 
