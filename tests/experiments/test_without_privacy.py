@@ -11,11 +11,13 @@ from dpx.launch import records
 from dpx.recommend import popularity, transitions
 from dpx.training import log
 from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import (
     language_model,
     next_item,
     ranking,
     recommender_plain,
+    recommender_rows,
     text_model,
     training,
     warm_start,
@@ -80,6 +82,16 @@ def test_a_batch_has_to_fit_into_what_is_left_where_a_way_is_chosen():
     training.check_both(config, 32, parted=False)
     with pytest.raises(ValueError, match=r"config\.non_private\.batch_size=30 .* for 29 records"):
         training.check_both(config, 32)
+
+
+def test_histories_without_an_item_to_choose_by_take_the_first_way(tmp_path):
+    config = records.load_config("recommender:synthetic,tiny")
+    config.data.length = 3  # of which two are held out
+    prepared = recommender_data.prepare(config)
+    repetition = recommender_rows.Repetition(config, tmp_path, prepared, (), 0, None)
+    found = recommender_plain.chosen(repetition)
+    assert found.way == without_privacy.ways(config)[0]
+    assert "No training history has an item to choose by" in found.words
 
 
 CONFIGS = ["quickstart", "shakespeare", "text", "finetune"] + [
