@@ -13,8 +13,9 @@ from dpx.launch import run
 NAMED = {
     "classify:table,tiny": (
         "data.kind='films' data.held_out=1.0 tune.mode='none' model.kind='random' "
-        "model.read_layers=0 center_budget_fraction=1.0 words.batch_size=1000000"
+        "model.read_layers=0 center_budget_fraction=1.0 words.dim=0 model.dtype='float17'"
     ),
+    "classify:sentences,tiny": "words.batch_size=1000000",
     "cross_attention:size,tiny": (
         "data.n=1 data.key_bound=0.0 degrees=(3,) query_counts=(0,) tree.bins=0 trials=0"
     ),
