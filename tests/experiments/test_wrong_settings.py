@@ -24,6 +24,7 @@ NAMED = {
     "cross_attention:table,tiny": (
         "value_bound=-1.0 domain='sphere' temperature=0.0 features='fourier' value_domain='cube'"
     ),
+    "cross_attention:retrieval,tiny": "regression.batch_size=301",
     "cross_attention:sentences,tiny": "neighbours=(0,) language.kind='gguf'",
     "finetune:tiny": (
         "tune.mode='prefix' tune.rank=0 tune.layers=9 model.kind='onnx' model.dtype='int8' "
@@ -34,7 +35,7 @@ NAMED = {
         "rows=0 max_column_change_fraction=1.5 eta_fraction=0.0 kernel='relu' slack=0.9 "
         "latent_dim=0"
     ),
-    "gram:features,tiny": "components=(8,) power_steps=0 dim=0",
+    "gram:features,tiny": "components=(8,) power_steps=0 dim=0 regression.batch_size=301",
     "gram:recommender,tiny": (
         "num_kept=1000000 transitions.rounds=0 popularity_budget_fraction=0.0 "
         "fixed.popularity_budget_fraction=1.0 evaluate.split='train'"
