@@ -57,6 +57,10 @@ def check(config, corpus: Corpus) -> None:
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
     checks.share(config, "prior.budget_fraction", zero=True)
+    starts = {way.start for way in without_privacy.ways(config)} if config.non_private.steps else ()
+    counted = config.prior.budget_fraction or "exact" in starts
+    for order in (*compared_ngrams(config), *([config.prior.order] if counted else ())):
+        ngram.check_cells(order, corpus.public.vocab_size)
     training.warn_about_delta(config.delta, corpus.train.num_units, f"{corpus.unit}s")
 
 

@@ -117,6 +117,8 @@ SAID = [
     ("shakespeare:tiny", {"reattention.budget_fraction": 0.0}, "token probabilities"),
     ("shakespeare:tiny", {"reattention.probabilities": "public"}, "path is missing"),
     ("shakespeare:tiny", {"model.kind": "gru"}, "needs attention"),
+    ("shakespeare:tiny", {"prior.order": 5}, "order=5 with vocab_size=65"),
+    ("text:tiny", {"ngrams": (1, 5)}, "order=5 with vocab_size=98"),
     ("text:tiny", {"data.path": None, "data.generated": 0}, "data.path is missing"),
 ]
 # What is read before it is checked takes seconds.
