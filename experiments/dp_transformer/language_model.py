@@ -9,7 +9,7 @@ import numpy as np
 from dpx import ngram
 from dpx.data import Texts, split
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
-from dpx.training.keys import Keys, open_keys
+from dpx.training.keys import Keys, open_keys, secret_key
 from experiments import checks, guarantees
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
@@ -137,9 +137,8 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
 
 def candidate(config) -> Candidate:
     """The private model that a run saves, and how far a held-out record changes its score."""
-    corpus = corpora.load(config)
-    key = jax.random.key(0)
-    prior = _prior(config, corpus, key)
+    corpus, key = corpora.load(config), secret_key()
+    prior = _prior(config, corpus, key)  # whose counts nobody sees
     correction = key if config.reattention.enabled else None
     calibrated = _calibrated(config, corpus, prior, correction, record_probability.ASSUMPTION)
     return Candidate(
