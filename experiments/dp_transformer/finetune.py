@@ -15,7 +15,7 @@ from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.nn import pretrained
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
-from experiments import guarantees
+from experiments import checks, guarantees
 from experiments.dp_transformer import (
     corpus,
     language_model_figures,
@@ -50,6 +50,7 @@ def validate(config) -> None:
     for order in config.ngrams:
         if order not in (1, 2, 3):
             raise ValueError(f"config.ngrams must be from 1 to 3, not {order}")
+    checks.each(config, "ngrams", least=1)
     language = tuned_text.build(config)
     train, _ = docs.load(config, language.tokenizer)
     training.check_both(config, train.num_units)

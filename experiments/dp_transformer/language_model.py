@@ -56,6 +56,7 @@ def check(config, corpus: Corpus) -> None:
             raise ValueError(
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
+    checks.each(config, "ngrams", least=1)
     checks.share(config, "prior.budget_fraction", zero=True)
     starts = {way.start for way in without_privacy.ways(config)} if config.non_private.steps else ()
     counted = config.prior.budget_fraction or "exact" in starts

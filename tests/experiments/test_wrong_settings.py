@@ -24,18 +24,20 @@ NAMED = {
     "cross_attention:table,tiny": (
         "value_bound=-1.0 domain='sphere' temperature=0.0 features='fourier' value_domain='cube'"
     ),
-    "cross_attention:retrieval,tiny": "regression.batch_size=301",
+    "cross_attention:retrieval,tiny": "regression.batch_size=301 query_counts=(10,10)",
     "cross_attention:sentences,tiny": "neighbours=(0,) language.kind='gguf'",
     "finetune:tiny": (
         "tune.mode='prefix' tune.rank=0 tune.layers=9 model.kind='onnx' model.dtype='int8' "
         "sample.count=0 data.record='page' data.length=0 data.limit=-1 "
-        "train.batch_size=1000000 train.learning_rate=nan"
+        "train.batch_size=1000000 train.learning_rate=nan ngrams=(1,1)"
     ),
     "gram:error,tiny": (
         "rows=0 max_column_change_fraction=1.5 eta_fraction=0.0 kernel='relu' slack=0.9 "
         "latent_dim=0"
     ),
-    "gram:features,tiny": "components=(8,) power_steps=0 dim=0 regression.batch_size=301",
+    "gram:features,tiny": (
+        "components=(8,) components=(2,2) power_steps=0 dim=0 regression.batch_size=301"
+    ),
     "gram:recommender,tiny": (
         "num_kept=1000000 transitions.rounds=0 popularity_budget_fraction=0.0 "
         "fixed.popularity_budget_fraction=1.0 evaluate.split='train'"
@@ -47,7 +49,7 @@ NAMED = {
     "noisy_head:low_dim": "epsilon=-1.0 delta=0.0 trials=0 regularization=-5.0 dim=0",
     "noisy_head:early_stopping": "methods=() steps_grid=(0,20) steps_grid=()",
     "noisy_head:robustness": "methods=() powers=() where='labels'",
-    "noisy_head:text,tiny": "test_fraction=1.0 data.source='web'",
+    "noisy_head:text,tiny": "test_fraction=1.0 data.source='web' steps_grid=(8,8)",
     "reattention:tiny": "data.num_items=0 data.length=1 one_key.samples=0 table.stds=(-1.0,)",
     "recommender:synthetic,tiny": (
         "choice_budget_fraction=-0.1 choice_budget_fraction=1.0 start.budget_fraction=1.0 "
@@ -59,7 +61,7 @@ NAMED = {
         "reattention.probabilities='guess' reattention.max_tokens=0 reattention.scale=-1.0 "
         "model.kind='rnn'"
     ),
-    "text:tiny": "data.record='page' data.outside='guess' data.held_out=1.0",
+    "text:tiny": "data.record='page' data.outside='guess' data.held_out=1.0 ngrams=(1,1)",
 }
 # Part of a private table would be public without later texts.
 OWN_TEXTS = {"data.kind": "table", "data.path": "x.csv", "data.text": "a", "data.label": "b"}
