@@ -40,7 +40,7 @@ NAMED = {
     ),
     "gram:recommender,tiny": (
         "num_kept=1000000 transitions.rounds=0 popularity_budget_fraction=0.0 "
-        "fixed.popularity_budget_fraction=1.0 evaluate.split='train'"
+        "fixed.popularity_budget_fraction=1.0 fixed.regularization=-1.0 evaluate.split='train'"
     ),
     "gram:table,tiny": "column_bound=-1.0 max_column_change=5.0 neighboring='remove' kernel='relu'",
     "next_tokens:tiny": (
