@@ -154,6 +154,15 @@ def without_privacy(
     return _smooth(counts, order, vocab_size, 0.0)
 
 
+def check_cells(order: int, vocab_size: int) -> None:
+    """Raises ValueError for an order whose table has more than 1e8 cells."""
+    if order > 64 or vocab_size**order > _MAX_CELLS:
+        raise ValueError(
+            f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
+            f"{_MAX_CELLS} cells: use a smaller order"
+        )
+
+
 def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
     """The four arguments as numbers, by name; raises ValueError if they are out of range.
 
@@ -165,11 +174,7 @@ def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
     start = _validate.check_integer(start, "start", 0)
     if start >= vocab_size:
         raise ValueError(f"start={start} must be a token, less than vocab_size={vocab_size}")
-    if order > 64 or vocab_size**order > _MAX_CELLS:
-        raise ValueError(
-            f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
-            f"{_MAX_CELLS} cells: use a smaller order"
-        )
+    check_cells(order, vocab_size)
     return {
         "order": order,
         "vocab_size": vocab_size,

@@ -45,9 +45,15 @@ def share(config: Any, *names: str, zero: bool = False, why: str = "") -> None:
 
 
 def each(config: Any, *names: str, least: float, even: bool = False) -> None:
-    """Raises ValueError for a number, or one of several, below `least`, or odd where it has to be even."""
+    """Raises ValueError for a number, or one of several, below `least`, or odd where it has to be even.
+
+    Of several each has to be there once: releases have the names of their settings, and names serve once.
+    """
     for value, name in _values(config, names, "config"):
-        for number in [value] if isinstance(value, int | float) else value:
+        numbers = [value] if isinstance(value, int | float) else value
+        for number in numbers:
             if not number >= least or (even and number % 2):
                 words = "even" if even else f"at least {least} throughout"
                 raise ValueError(f"{name}={value} must be {words}")
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"{name}={value} must have each number once")

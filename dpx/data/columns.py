@@ -152,7 +152,7 @@ def _objects(path: Path, names: Sequence[str]) -> _Rows:
             continue
         try:
             row = dict(json.loads(text).items())
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise ValueError(
                 f"{path}: line {line} is no JSON object: write one object a line"
             ) from None

@@ -112,13 +112,14 @@ def _blocks(X: Any) -> Iterator[Any]:
         yield X[:, start : start + width]
 
 
+# NumPy's warnings would reveal a column that is not finite, or a large one.
+@np.errstate(over="ignore", invalid="ignore")
 def _sparse_gram(block, column_bound: float) -> tuple[np.ndarray, float]:
     columns = block.tocsc().astype(np.float64)
     columns.sum_duplicates()
     owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
     peak = np.zeros(columns.shape[1])
-    with np.errstate(invalid="ignore"):  # a column that holds NaN counts as zero
-        np.maximum.at(peak, owner, np.abs(columns.data))
+    np.maximum.at(peak, owner, np.abs(columns.data))
     scale, finite = _safe_scale(peak)
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
     norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
@@ -129,6 +130,7 @@ def _sparse_gram(block, column_bound: float) -> tuple[np.ndarray, float]:
     return (whole @ whole.T).toarray(), _longest(scale, norm, finite)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _dense_gram(block, column_bound: float) -> tuple[np.ndarray, float]:
     # With columns as contiguous rows, the rounding of a column's norm does not depend on other columns.
     rows = np.ascontiguousarray(np.asarray(block, np.float64).T)

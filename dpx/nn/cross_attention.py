@@ -124,7 +124,9 @@ class PrivateCrossAttention(nnx.Module):
             raise ValueError(
                 f"memory has shape {shape}: pass (n, {self.key.in_features}) with at least one row"
             )
-        memory = jnp.asarray(memory)
+        # NumPy's warning of overflow in 32 bits would reveal a row.
+        with np.errstate(over="ignore"):
+            memory = jnp.asarray(memory)
         released = sketch.build(
             key,
             self._heads(self.key(memory)),

@@ -63,10 +63,15 @@ def guarantee(epsilon: float, delta: float, mechanism: str, unit: str = UNIT) ->
     return guarantees.gaussian(epsilon, delta, mechanism, unit)
 
 
-def check_regression(config) -> None:
-    """Raises ValueError for a section `regression` that cannot be used."""
+def check_regression(config, num_documents: int | None) -> None:
+    """Raises ValueError for a section `regression` that cannot be used; None documents where none is made."""
     checks.integers(config, "regression.steps", "regression.batch_size")
     checks.positive(config, "regression.learning_rate", "regression.l2_clip_norm")
+    if num_documents is not None and config.regression.batch_size > num_documents:
+        raise ValueError(
+            f"config.regression.batch_size={config.regression.batch_size} must be at most {num_documents}, "
+            "the number of private documents: use a smaller one"
+        )
 
 
 def plan_regression(config, num_documents: int, unit: str = UNIT) -> PrivacyGuarantee:

@@ -72,8 +72,8 @@ def validate(config) -> None:
     checks.integers(config, "expected_records")
     checks.each(config, "query_counts", "neighbours", least=1)
     checks.positive(config, "largest_logit")
-    check_regression(config)
     labelled.check(config)
+    check_regression(config, labelled.size(config)[0] if _all_rows(config) else None)
     answers.check(config.language, labelled.num_groups(config))
 
 

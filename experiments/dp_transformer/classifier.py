@@ -78,6 +78,7 @@ def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
     check_kind(config.model, "model", "scratch")
     checks.integers(config, "model.read_layers")
+    checks.choice(config, "model.dtype", ("float32", "bfloat16"))
     checks.choice(config, "tune.mode", MODES)
     if config.model.kind == "scratch" and config.tune.mode != "full":
         raise ValueError(

@@ -17,6 +17,7 @@ from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
+from experiments import checks
 from experiments.cross_attention.classifiers import class_means, guarantee
 from experiments.dp_transformer import (
     classifier,
@@ -54,7 +55,9 @@ def validate(config) -> None:
     classifier.build(config)
     train, _ = labelled_texts.load(config)
     training.check_both(config, train.num_units)
-    training.check(words_section(config), train.num_units, name="config.words")
+    checks.integers(config, "words.dim")
+    if _compared(config):
+        training.check(words_section(config), train.num_units, name="config.words")
     training.warn_about_delta(config.delta, train.num_units, f"{unit(config)}s")
 
 

@@ -15,7 +15,7 @@ from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.nn import pretrained
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
-from experiments import guarantees
+from experiments import checks, guarantees
 from experiments.dp_transformer import (
     corpus,
     language_model_figures,
@@ -50,6 +50,7 @@ def validate(config) -> None:
     for order in config.ngrams:
         if order not in (1, 2, 3):
             raise ValueError(f"config.ngrams must be from 1 to 3, not {order}")
+    checks.each(config, "ngrams", least=1)
     language = tuned_text.build(config)
     train, _ = docs.load(config, language.tokenizer)
     training.check_both(config, train.num_units)
@@ -229,10 +230,11 @@ def _change(nats: np.ndarray) -> str:
 
 def _measures(row: str, nats: np.ndarray, test: Documents, characters: int) -> list[Measure]:
     lengths = test.mask.sum(axis=1)
+    score = record_probability.score(-nats, lengths, test.users)
     return [
         Measure(row, "nats_per_token", float(nats.sum() / lengths.sum())),
         Measure(row, "nats_per_character", float(nats.sum() / characters)),
-        Measure(row, record_probability.SCORE, record_probability.score(-nats, lengths)),
+        Measure(row, record_probability.SCORE, score),
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from dpx import ngram
 from dpx.data import Texts, split
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
-from dpx.training.keys import Keys, open_keys
+from dpx.training.keys import Keys, open_keys, secret_key
 from experiments import checks, guarantees
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
@@ -56,7 +56,12 @@ def check(config, corpus: Corpus) -> None:
             raise ValueError(
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
+    checks.each(config, "ngrams", least=1)
     checks.share(config, "prior.budget_fraction", zero=True)
+    starts = {way.start for way in without_privacy.ways(config)} if config.non_private.steps else ()
+    counted = config.prior.budget_fraction or "exact" in starts
+    for order in (*compared_ngrams(config), *([config.prior.order] if counted else ())):
+        ngram.check_cells(order, corpus.public.vocab_size)
     training.warn_about_delta(config.delta, corpus.train.num_units, f"{corpus.unit}s")
 
 
@@ -133,9 +138,8 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
 
 def candidate(config) -> Candidate:
     """The private model that a run saves, and how far a held-out record changes its score."""
-    corpus = corpora.load(config)
-    key = jax.random.key(0)
-    prior = _prior(config, corpus, key)
+    corpus, key = corpora.load(config), secret_key()
+    prior = _prior(config, corpus, key)  # whose counts nobody sees
     correction = key if config.reattention.enabled else None
     calibrated = _calibrated(config, corpus, prior, correction, record_probability.ASSUMPTION)
     return Candidate(

@@ -45,7 +45,8 @@ def validate(config) -> None:
     config = recommender_data.with_batch_size(config, histories)
     models.check(config, histories.num_items)
     warm_start.check(config, histories.num_items)
-    training.check_both(config, len(histories.items))
+    # Of histories the last item is held out to choose, and no user.
+    training.check_both(config, len(histories.items), parted=False)
     training.warn_about_delta(config.delta, len(histories.items))
 
 
@@ -62,8 +63,10 @@ def run(config, workdir: Path) -> Outcome:
     notes = _notes(config, prepared.train)
     config = recommender_data.with_batch_size(config, prepared.train)
     synthetic = config.data.kind == "synthetic"
-    # How many items a start keeps follows from the size of the catalogue.
+    # How many items a start keeps follows from the size of the catalogue, and what is served from the items
+    # that are held out.
     begun = (*prepared.train.items, np.array(prepared.train.num_items))
+    begun += (*prepared.seen, prepared.users, prepared.next_items)
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
     exact = recommender_plain.best_popularity(config, prepared.train)

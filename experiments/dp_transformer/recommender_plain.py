@@ -43,9 +43,12 @@ def best_popularity(config, train: Histories) -> np.ndarray:
 
 
 def chosen(repetition: Repetition) -> without_privacy.Chosen:
-    """How the model without privacy is trained, by training records alone."""
+    """How the model without privacy is trained, by training records; the first way where none can choose."""
     config = repetition.config
     inner = recommender_data.within(config, repetition.prepared.train)
+    if not len(inner.next_items):
+        way = without_privacy.ways(config)[0]
+        return without_privacy.Chosen(way, f"{way}. No training history has an item to choose by.")
     part = dataclasses.replace(repetition, prepared=inner)
 
     def measured(way: without_privacy.Way, number: int) -> float:

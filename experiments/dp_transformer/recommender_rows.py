@@ -264,7 +264,7 @@ def plan(config, num_users: int, assumptions: tuple[str, ...]) -> Plan:
 
 def planned(config, train: Histories, assumptions: tuple[str, ...]) -> privacy.PrivacyGuarantee:
     """What the model that a run saves will cost, with the prior that it starts from. Nothing is released."""
-    key = jax.random.key(0)
+    key = secrets.secret_key()
     _, start, spent = prior(config, train, key)
     tokenized = recommender_data.prepare(config, start)
     return models.calibrate(

@@ -157,12 +157,18 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
         raise ValueError(f"{name}.accountant='rdp' must be 'pld' with {name}.sampling='allocation'")
 
 
-def check_both(config: Any, num_examples: int) -> None:
-    """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used."""
+def check_both(config: Any, num_examples: int, *, parted: bool = True) -> None:
+    """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used.
+
+    `parted` says whether a way to train the baseline is chosen by records that are held out meanwhile.
+    """
     as_mesh(sizes(config.mesh))
     check(config.train, num_examples)
     if "non_private" in config and config.non_private.steps != 0:
-        for way in without_privacy.ways(config):
+        ways = without_privacy.ways(config)
+        if parted and len(ways) > 1:
+            num_examples = len(without_privacy.parts(config, num_examples)[1])
+        for way in ways:
             check(way.section, num_examples, name="config.non_private")
 
 

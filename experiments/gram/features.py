@@ -45,7 +45,8 @@ def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
     labelled.check(config)
     checks.integers(config, "power_steps")
-    classifiers.check_regression(config)
+    checks.each(config, "components", least=1)
+    classifiers.check_regression(config, labelled.size(config)[0])
     for count in config.components:
         if not 1 <= count < config.dim:
             raise ValueError(

@@ -33,7 +33,7 @@ def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
     ranking.check(config)
     checks.share(config, "popularity_budget_fraction", "fixed.popularity_budget_fraction")
-    checks.positive(config, "regularization")
+    checks.positive(config, "regularization", "fixed.regularization")
     transitions.check_options(**config.transitions)
     num_items = recommender_data.load(config).num_items
     for prefix, kept in (("", config.num_kept), ("fixed.", config.fixed.num_kept)):

@@ -44,6 +44,7 @@ def validate(config) -> None:
                 raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
     checks.share(config, "test_fraction")
     check_some(config, "steps_grid")
+    checks.each(config, "steps_grid", least=1)
     for name in FITS:
         for descent in descents(name, config):
             descent.calibrate(config.epsilon, config.delta)

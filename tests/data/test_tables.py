@@ -308,6 +308,7 @@ FILES = [
     (texts(user="who"), "a.txt", "ab", "has no columns"),
     (texts(), "a.doc", "ab", "give a table .* or a folder of .txt files"),
     (texts(column="a"), "a.jsonl", '{"a": "b"}\n[1]\n', "line 2 is no JSON object"),
+    (texts(column="a"), "a.jsonl", '{"a": ' + "[" * 10**5, "line 1 is no JSON object"),
     (texts(column="a"), "a.jsonl", '{"a": null}\n', "line 1, column 'a' is empty"),
     (texts(column="a"), "a.jsonl", '{"a": 5}\n', "line 1, column 'a' holds 5: write it as text"),
     (texts(column="a"), "a.jsonl", '{"a": "b\\ud800"}', "line 1, column 'a', character 2 is"),

@@ -21,6 +21,15 @@ def test_a_candidate_has_one_model():
         recommender.candidate(records.load_config(SOURCE))
 
 
+@pytest.mark.filterwarnings("error:key can be guessed")
+@pytest.mark.parametrize("source", ["text:tiny", SOURCE])
+def test_a_candidate_is_planned_without_a_key_that_can_be_guessed(source):
+    config = records.load_config(source)
+    if "num_seeds" in config:
+        config.num_seeds = 1
+    assert records.experiment(config).candidate(config).sensitivities
+
+
 @pytest.mark.slow
 def test_no_user_moves_a_metric_by_more_than_is_declared():
     """Takes each of 700 users away, and with each the sum over users, divided by their public number."""

@@ -47,6 +47,8 @@ def test_users_of_a_table_are_the_unit(tmp_path):
     assert (len(train), len(test)) == (60, 10)
     planned = classify.plan(config)
     assert list(planned.releases) == ["dp_classifier"]
+    config.non_private.steps = 0
+    classify.validate(config)  # no batch of words is too large where words are not read
     assert planned.releases["dp_classifier"].unit == "user"
 
 

@@ -88,6 +88,22 @@ def test_releases_follow_from_documents_that_are_not_private(begun, monkeypatch,
     assert begun(config) != first
 
 
+@pytest.mark.parametrize("column", [-1, -2])
+def test_what_a_recommender_serves_follows_from_items_that_are_held_out(begun, tmp_path, column):
+    config, path = records.load_config("recommender:amazon,tiny"), tmp_path / "items.txt"
+    config.data.path = str(path)
+    items = np.array([np.roll(range(1, 13), user) for user in range(30)])
+
+    def digest():
+        path.write_text("\n".join(f"{u + 1} {i}" for u, row in enumerate(items) for i in row))
+        recommender_data._loaded.cache_clear()  # as another process would read it
+        return begun(config)
+
+    first = digest()
+    items[3, column] = items[3, 0]
+    assert digest() != first
+
+
 @pytest.mark.parametrize("name", ["recommender:amazon,tiny", "gram:recommender,tiny"])
 def test_what_is_kept_follows_from_the_size_of_the_catalogue(begun, tmp_path, name):
     config, path = records.load_config(name), tmp_path / "items.txt"

@@ -30,6 +30,9 @@ CHANGES = {
     **dict.fromkeys(("friends:users,tiny", "friends:lines,tiny"), TEXT),
     **{s: ONE_MODEL for s in SOURCES if s.startswith("recommender")},
 }
+OF_USERS = CHANGES["finetune:pretrained,tiny"] | {"data.user": "who"}
+CASES = [(source, CHANGES[source]) for source in SOURCES]
+CASES += [("finetune:pretrained,tiny", OF_USERS)]
 
 
 def _histories(config, patch):
@@ -55,12 +58,9 @@ def _histories(config, patch):
 def _texts(config, patch):
     """Records or users, of whom the first have no token: they are certain."""
     corpus = corpora.load(config)
-    units = np.arange(corpus.test.num_units)
-    if corpus.test.users is not None:
-        units = np.argsort(-np.bincount(corpus.test.users), kind="stable")  # who has most is first
-    test = corpus.test.take(units[:20])
+    test, first = _worst_first(corpus.test)
     mask = test.mask.copy()
-    mask[test.users == 0 if test.users is not None else 0] = False
+    mask[first] = False
 
     def inject(kept):
         rows, users = of_units(test.users, kept)
@@ -88,17 +88,27 @@ class Masked:
 
 def _documents(config, patch):
     load = docs.load
+    _, test = load(config, docs.Bytes())
+    test, first = _worst_first(test)
+    mask = test.mask.copy()
+    mask[first] = False
 
     def inject(kept):
         def loaded(config, tokenizer, **_):
-            train, test = load(config, tokenizer)
-            mask = test.mask.copy()
-            mask[0] = False
-            return train, docs.Documents(test.tokens, mask).take(kept)
+            train, _ = load(config, tokenizer)
+            return train, docs.Documents(test.tokens, mask, test.users).take(kept)
 
         patch.setattr(docs, "load", loaded)
 
-    return inject, np.arange(20)
+    return inject, np.arange(test.num_units)
+
+
+def _worst_first(test):
+    """At most 20 records, or users, of whom the one with most records is first, and the rows of the first."""
+    if test.users is None:
+        return test.take(slice(20)), 0
+    test = test.take(np.argsort(-np.bincount(test.users), kind="stable")[:20])
+    return test, test.users == 0
 
 
 def held_out(config):
@@ -113,12 +123,12 @@ def held_out(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("source", "changes"), CASES, ids=[*SOURCES, "finetune:users,tiny"])
 def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
-    source, tmp_path, monkeypatch
+    source, changes, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
-    config = configured(source, tmp_path, noise_seed=5, **CHANGES[source])
+    config = configured(source, tmp_path, noise_seed=5, **changes)
     inject, everybody = held_out(config)(config, monkeypatch)
     inject(everybody)
     # Nobody watches here, who would take what a candidate calls public for what the score does.

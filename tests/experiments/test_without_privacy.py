@@ -10,14 +10,14 @@ from dpx.data import Histories, leave_last_out, synthetic_histories
 from dpx.launch import records
 from dpx.recommend import popularity, transitions
 from dpx.training import log
-from experiments.dp_transformer import (
-    corpus as corpora,
-)
+from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import (
     language_model,
     next_item,
     ranking,
     recommender_plain,
+    recommender_rows,
     text_model,
     training,
     warm_start,
@@ -70,6 +70,28 @@ def test_the_only_way_is_not_tried():
 
     chosen = without_privacy.choose(section(), measured)
     assert chosen.words == "from scratch, in 5 steps of 8 at learning rate 0.1."
+
+
+def test_a_batch_has_to_fit_into_what_is_left_where_a_way_is_chosen():
+    config = section(batch_size=30, tried={"learning_rate": (0.1,)})
+    config.update({"seed": 0, "mesh": {"data": None, "model": 1}})
+    config.train.update({"microbatch_size": 4, "log_every": 1, "checkpoint_every": 1})
+    config.train.update({"l2_clip_norm": 1.0, "weight_decay": 0.0, "accountant": "pld"})
+    training.check_both(config, 32)
+    config.non_private.tried.learning_rate = (0.1, 0.2)
+    training.check_both(config, 32, parted=False)
+    with pytest.raises(ValueError, match=r"config\.non_private\.batch_size=30 .* for 29 records"):
+        training.check_both(config, 32)
+
+
+def test_histories_without_an_item_to_choose_by_take_the_first_way(tmp_path):
+    config = records.load_config("recommender:synthetic,tiny")
+    config.data.length = 3  # of which two are held out
+    prepared = recommender_data.prepare(config)
+    repetition = recommender_rows.Repetition(config, tmp_path, prepared, (), 0, None)
+    found = recommender_plain.chosen(repetition)
+    assert found.way == without_privacy.ways(config)[0]
+    assert "No training history has an item to choose by" in found.words
 
 
 CONFIGS = ["quickstart", "shakespeare", "text", "finetune"] + [

@@ -13,8 +13,9 @@ from dpx.launch import run
 NAMED = {
     "classify:table,tiny": (
         "data.kind='films' data.held_out=1.0 tune.mode='none' model.kind='random' "
-        "model.read_layers=0 center_budget_fraction=1.0 words.batch_size=1000000"
+        "model.read_layers=0 center_budget_fraction=1.0 words.dim=0 model.dtype='float17'"
     ),
+    "classify:sentences,tiny": "words.batch_size=1000000",
     "cross_attention:size,tiny": (
         "data.n=1 data.key_bound=0.0 degrees=(3,) query_counts=(0,) tree.bins=0 trials=0"
     ),
@@ -23,20 +24,23 @@ NAMED = {
     "cross_attention:table,tiny": (
         "value_bound=-1.0 domain='sphere' temperature=0.0 features='fourier' value_domain='cube'"
     ),
+    "cross_attention:retrieval,tiny": "regression.batch_size=301 query_counts=(10,10)",
     "cross_attention:sentences,tiny": "neighbours=(0,) language.kind='gguf'",
     "finetune:tiny": (
         "tune.mode='prefix' tune.rank=0 tune.layers=9 model.kind='onnx' model.dtype='int8' "
         "sample.count=0 data.record='page' data.length=0 data.limit=-1 "
-        "train.batch_size=1000000 train.learning_rate=nan"
+        "train.batch_size=1000000 train.learning_rate=nan ngrams=(1,1)"
     ),
     "gram:error,tiny": (
         "rows=0 max_column_change_fraction=1.5 eta_fraction=0.0 kernel='relu' slack=0.9 "
         "latent_dim=0"
     ),
-    "gram:features,tiny": "components=(8,) power_steps=0 dim=0",
+    "gram:features,tiny": (
+        "components=(8,) components=(2,2) power_steps=0 dim=0 regression.batch_size=301"
+    ),
     "gram:recommender,tiny": (
         "num_kept=1000000 transitions.rounds=0 popularity_budget_fraction=0.0 "
-        "fixed.popularity_budget_fraction=1.0 evaluate.split='train'"
+        "fixed.popularity_budget_fraction=1.0 fixed.regularization=-1.0 evaluate.split='train'"
     ),
     "gram:table,tiny": "column_bound=-1.0 max_column_change=5.0 neighboring='remove' kernel='relu'",
     "next_tokens:tiny": (
@@ -45,7 +49,7 @@ NAMED = {
     "noisy_head:low_dim": "epsilon=-1.0 delta=0.0 trials=0 regularization=-5.0 dim=0",
     "noisy_head:early_stopping": "methods=() steps_grid=(0,20) steps_grid=()",
     "noisy_head:robustness": "methods=() powers=() where='labels'",
-    "noisy_head:text,tiny": "test_fraction=1.0 data.source='web'",
+    "noisy_head:text,tiny": "test_fraction=1.0 data.source='web' steps_grid=(8,8)",
     "reattention:tiny": "data.num_items=0 data.length=1 one_key.samples=0 table.stds=(-1.0,)",
     "recommender:synthetic,tiny": (
         "choice_budget_fraction=-0.1 choice_budget_fraction=1.0 start.budget_fraction=1.0 "
@@ -57,7 +61,7 @@ NAMED = {
         "reattention.probabilities='guess' reattention.max_tokens=0 reattention.scale=-1.0 "
         "model.kind='rnn'"
     ),
-    "text:tiny": "data.record='page' data.outside='guess' data.held_out=1.0",
+    "text:tiny": "data.record='page' data.outside='guess' data.held_out=1.0 ngrams=(1,1)",
 }
 # Part of a private table would be public without later texts.
 OWN_TEXTS = {"data.kind": "table", "data.path": "x.csv", "data.text": "a", "data.label": "b"}
@@ -115,6 +119,8 @@ SAID = [
     ("shakespeare:tiny", {"reattention.budget_fraction": 0.0}, "token probabilities"),
     ("shakespeare:tiny", {"reattention.probabilities": "public"}, "path is missing"),
     ("shakespeare:tiny", {"model.kind": "gru"}, "needs attention"),
+    ("shakespeare:tiny", {"prior.order": 5}, "order=5 with vocab_size=65"),
+    ("text:tiny", {"ngrams": (1, 5)}, "order=5 with vocab_size=98"),
     ("text:tiny", {"data.path": None, "data.generated": 0}, "data.path is missing"),
 ]
 # What is read before it is checked takes seconds.

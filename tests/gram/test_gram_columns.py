@@ -176,9 +176,11 @@ def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entr
 
 @pytest.mark.filterwarnings("error", "ignore:key can be guessed")
 @pytest.mark.parametrize("form", [np.asarray, sparse.coo_array])
-def test_a_column_beyond_floats_is_clipped_without_a_warning(X, form):
+@pytest.mark.parametrize("bound", [1.0, 0.01])
+def test_a_column_beyond_floats_is_clipped_without_a_warning(X, form, bound):
     """Which would tell of the column."""
+    about = BUDGET | {"column_bound": bound}
     X[:, 1] = 1.7e308
-    found = gram.release(KEY, form(X), **BUDGET)
+    found = gram.release(KEY, form(X), **about)
     X[:, 1] = 5**-0.5
-    np.testing.assert_allclose(found.matrix, gram.release(KEY, X, **BUDGET).matrix, atol=1e-5)
+    np.testing.assert_allclose(found.matrix, gram.release(KEY, X, **about).matrix, atol=1e-5)
