@@ -2015,8 +2015,8 @@ FAULTS = (
     Fault(
         "the total is that of the first release",
         "dpx/launch/run.py",
-        "        ledger.spend(spent, label)\n    plain",
-        "        if not ledger.releases:\n            ledger.spend(spent, label)\n    plain",
+        "        ledger.spend(spent, label)\n    added_up",
+        "        if not ledger.releases:\n            ledger.spend(spent, label)\n    added_up",
         LEDGER["text"],
     ),
     Fault(
@@ -3014,7 +3014,7 @@ FAULTS = (
     Fault(
         "sampling amplifies guarantees for replacement as those for removal",
         "dpx/privacy/ledger.py",
-        "or (neighboring == ADD_OR_REMOVE_ONE and accountable(event))",
+        "or (spent.neighboring == ADD_OR_REMOVE_ONE and accountable(event))",
         "or accountable(event)",
         "tests/privacy/test_ledger.py::test_a_total_speaks_of_the_relation_of_its_parts",
     ),

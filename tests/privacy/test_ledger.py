@@ -75,6 +75,14 @@ def test_plain_guarantees_add_up():
     assert total(one, two, event).epsilon == pytest.approx(1.25 + bare, rel=1e-6)
 
 
+def test_without_events_there_may_be_no_delta():
+    pure = [guarantee(epsilon, 0.0) for epsilon in (0.5, 0.75)]
+    assert (total(*pure, delta=0.0).epsilon, total(*pure, delta=0.0).delta) == (1.25, 0.0)
+    for spent, named in ((GaussianDpEvent(5.0), "must be in"), (guarantee(), "used up")):
+        with pytest.raises(ValueError, match=rf"delta=0\.0 .*{named}"):
+            total(*pure, spent, delta=0.0)
+
+
 def test_an_event_that_no_accountant_knows_counts_as_plain():
     sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
     found = total(guarantee(event=ZCDpEvent(0.1)), sampled)
