@@ -2360,7 +2360,7 @@ FAULTS = (
     Fault(
         "a training under a run's keys returns the result of other settings",
         "dpx/training/keys.py",
-        "_processes.of_first(lambda: resuming.check_training(workdir, same, settings))",
+        "_processes.of_first(lambda: resuming.check_training(workdir, same, settings, under))",
         "pass",
         "tests/training/test_resuming.py::test_under_a_runs_keys_a_result_is_that_of_its_own_arguments",
     ),
