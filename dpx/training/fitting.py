@@ -331,7 +331,9 @@ def fit(
     several = min(rows, 2)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((several, *x.shape), x.dtype), given[2:])
     reports.report_state(params, wrt, computation.strict)
-    with reports.of(computation.strict, examples, records, trained.holding(frozen)):
+    # Of users the number of records is not public, and no report may follow from it.
+    known = records if grouped is None else len(grouped)
+    with reports.of(computation.strict, examples, known, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
         plan.forms(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():
