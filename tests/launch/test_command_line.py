@@ -39,6 +39,7 @@ BAD = [
     ("run --workdir=NEW", "or one of audit, "),
     ("sweep --config=gram:tiny --set=delta=0 --set=delta=1 --workdir=NEW", "given twice"),
     ("sweep --config=gram:tiny --set=epsilon=1,2,1.0 --workdir=NEW", "one value twice"),
+    ("sweep --config=gram:tiny --set=epsilon=1e-3,0.001 --workdir=NEW", "one value twice"),
     (f"sweep --config={TINY} --set=no=1 --workdir=NEW", "no key 'no'"),
     ("plan --records=100", "--epsilon is missing: use"),
     ("plan --records=100 --epsilon=0", "epsilon=0.0 must be in (0, 1e8]"),
@@ -266,7 +267,6 @@ def test_a_dry_run_of_a_sweep_adds_up_its_points_and_writes_nothing(tmp_path, mo
     assert "--dry_run must be left out with --select" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_dry_run_of_a_sweep_adds_up_one_relation_and_unit_alone(monkeypatch, capsys):
     def of(epsilon, **about):
         return {"a": plain(epsilon, 1e-6, **about)}
@@ -282,6 +282,7 @@ def test_a_dry_run_of_a_sweep_adds_up_one_relation_and_unit_alone(monkeypatch, c
     assert f"1 {about} 8, δ = 1e-06 (add_or_remove_one, name), which is not" in names
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
     code = (
         "import os, signal, sys\n"
