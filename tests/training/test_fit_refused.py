@@ -46,6 +46,7 @@ NUMBERS = [
     ({"label": "../up"}, r"label='\.\./up' must be a plain name"),
     ({"label": ".."}, r"label='\.\.' must be a plain name"),
     ({"label": 3}, "label=3 must be a plain name"),
+    ({"label": "ä" * 101}, "has 202 bytes, which must be at most 200"),
     ({"assumptions": "nobody looks"}, "must be a tuple of sentences"),
     ({"assumptions": (3,)}, "must be a tuple of sentences"),
     ({"normalize": "yes"}, "normalize='yes' must be True or False"),
