@@ -9,9 +9,12 @@ import pytest
 from dp_accounting import (
     ComposedDpEvent,
     GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
     ZCDpEvent,
+    dp_event,
 )
 from dp_accounting.pld import PLDAccountant
 
@@ -91,6 +94,26 @@ def test_an_event_that_no_accountant_knows_counts_as_plain():
     assert "1 plain" in found.mechanism
     with pytest.raises(ValueError, match=r"ZCDpEvent.* spend a PrivacyGuarantee"):
         total(ZCDpEvent(0.1))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        NonPrivateDpEvent(),
+        LaplaceDpEvent(0.0),
+        dp_event.DiscreteLaplaceDpEvent(0.0, 1),
+        dp_event.MixtureOfGaussiansDpEvent(0.0, [1.0], [1.0]),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_has_no_noise_has_no_guarantee(event):
+    """dp-accounting notes it beside the distribution, which alone says that it costs nothing."""
+    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    for spent in (event, ComposedDpEvent([sampled, event]), guarantee(event=event)):
+        assert math.isinf(total(spent).epsilon)
+    assert guarantee(event=event).risk() == (math.inf, 1.0)
+    with pytest.raises(ValueError, match="the other release alone costs inf"):
+        dpx.calibrate_dpsgd(1.0, 1e-5, **STEPS, beside=event)
 
 
 def test_a_total_with_a_plain_guarantee_has_no_event():
