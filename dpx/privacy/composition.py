@@ -91,7 +91,7 @@ def uses(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def noise_of(mechanism: DpEvent) -> float | None:
-    """The noise multiplier of a mechanism, sampled or not; None if it has none, 0 if it has no noise at all."""
+    """The noise multiplier of a mechanism, sampled or not; None if it has none, 0 without any noise."""
     if isinstance(mechanism, dp_accounting.NonPrivateDpEvent):
         return 0.0
     if 0 in (getattr(mechanism, name, None) for name in ("standard_deviation", "noise_parameter")):

@@ -21,6 +21,7 @@ from dp_accounting.pld import PLDAccountant
 import dpx
 from dpx import privacy
 from dpx.privacy import composition, risk
+from dpx.privacy.allocation import AllocatedGaussianDpEvent
 
 STEPS = {"sampling_probability": 0.1, "steps": 3}
 
@@ -202,9 +203,16 @@ def test_what_is_no_event_is_refused_and_numbers_inside_one_are_checked():
             PoissonSampledDpEvent(-0.1, GaussianDpEvent(1.0)),
             r"sampling_probability=-0\.1, which must be in \[0, 1\]",
         ),
+        # Half a release would cost less than one, and an epoch has no more releases than steps.
+        (SelfComposedDpEvent(GaussianDpEvent(1.0), 0.5), r"count=0\.5, which must be a whole"),
+        (AllocatedGaussianDpEvent(1.0, 3, 5), r"released=5, which must be in \[1, 3\]"),
+        (AllocatedGaussianDpEvent(1.0, 3, 0), r"released=0, which must be in \[1, 3\]"),
     ):
         with pytest.raises(ValueError, match=named):
             guarantee(event=event)
+    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    counts = SelfComposedDpEvent(sampled, 2), SelfComposedDpEvent(sampled, np.float16(2.0))
+    assert total(counts[0]).epsilon == total(counts[1]).epsilon
 
 
 def test_training_says_what_it_rests_on():
