@@ -187,6 +187,7 @@ def _owners(rows: int, users: np.ndarray | None = None) -> tuple[np.ndarray, int
     """The owner (N,) of each row, a sequence or a user, numbered from 0, and the number of owners."""
     if users is None:
         return np.arange(rows), rows
+    _validate.check_unmasked(users, "users")
     users = np.asarray(users)
     if users.shape != (rows,) or users.dtype.kind not in "iu":
         raise ValueError(

@@ -142,6 +142,9 @@ def test_counts_of_a_user_are_clipped_together(clip):
     assert released.guarantee.unit == "user"
     with pytest.raises(ValueError, match=r"users of shape \(7,\)"):
         ngram.statistic((tokens, mask, users[1:]), **table)
+    hidden = np.ma.masked_equal(users, 2)  # under the mask they would be one user, whoever they are
+    with pytest.raises(ValueError, match="users is a masked array"):
+        ngram.statistic((tokens, mask, hidden), **table)
 
 
 def test_memory_grows_with_the_tokens_and_not_with_the_square_of_a_length():

@@ -50,6 +50,7 @@ class Recording:
       public: The values that were declared public, by name.
       left: The results, files and printed text, by name; other objects than arrays and numbers are bytes.
       mixed: Whether a batch was drawn by another sampling while gradients of the last were not yet released.
+      repeated: Whether gradients were released more often than batches were drawn.
     """
 
     releases: list[Seen]
@@ -57,6 +58,7 @@ class Recording:
     public: dict[str, Any]
     left: dict[str, Any]
     mixed: bool = False
+    repeated: bool = False
 
     def shared_keys(self) -> list[str]:
         """One sentence for each key that serves several purposes."""
@@ -74,13 +76,18 @@ class Recording:
         A release whose label begins with "gradients" is accounted as one of the batch that was drawn last.
 
         Raises:
-          ValueError: for a release whose noise is not Gaussian, or if batches of different samplings were
-            drawn before the gradients of either were released.
+          ValueError: for a release whose noise is not Gaussian, if batches of different samplings were drawn
+            before the gradients of either were released, or if one batch had several releases of gradients.
         """
         if self.mixed:
             raise ValueError(
                 "batches of different samplings were open at once, and which gradients are of "
                 "which is not known: release the gradients of one before the other is sampled"
+            )
+        if self.repeated:
+            raise ValueError(
+                "gradients were released more often than batches were drawn, and two releases of one batch "
+                "cost more than those of two: release them together"
             )
         events = Counter()
         for seen in self.releases:

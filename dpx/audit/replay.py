@@ -128,7 +128,11 @@ class _Watcher(_Idle):
     def released(self, about, key, exact, unit, noisy, scale):
         label = about["label"]
         if of_gradients(label):
-            self._batches = max(0, self._batches - 1)
+            whole = about.get("parts", 1) == 1
+            if self._batches:  # nothing is called here: batches are drawn in another thread
+                self._batches -= 1
+            elif whole and self._sampling is not None:
+                self.recording.repeated = True
         earlier = self._waiting[label].pop(0) if self._waiting[label] else None
         if earlier is not None and layout(earlier.noisy) == layout(noisy):
             noisy = earlier.noisy

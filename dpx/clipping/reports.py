@@ -29,7 +29,7 @@ class Call(NamedTuple):
     Attributes:
       strict: whether a report is an error.
       private: the arrays of its batch, and those that the batch is taken from.
-      sizes: the numbers of examples in these arrays.
+      sizes: the numbers of examples, which are public; users may have any number of rows.
       parameters: the parameters.
     """
 
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 _CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("clipping_call", default=None)
-_RECORDS: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("records", default=())
+_RECORDS: contextvars.ContextVar[tuple] = contextvars.ContextVar("records", default=((), 1))
 _TOLD: contextvars.ContextVar[bool] = contextvars.ContextVar("told", default=False)
 
 
@@ -53,9 +53,9 @@ def _within(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-def records(data: Any) -> contextlib.AbstractContextManager[None]:
-    """A context, in which all batches are taken from these arrays: a loss must not read them otherwise."""
-    return _within(_RECORDS, jax.tree.leaves(data))
+def records(data: Any, count: int) -> contextlib.AbstractContextManager[None]:
+    """A context, in which batches are of `count` units of these arrays: no loss may read them otherwise."""
+    return _within(_RECORDS, (jax.tree.leaves(data), count))
 
 
 def told() -> contextlib.AbstractContextManager[None]:
@@ -67,8 +67,8 @@ def of(
     strict: bool, batch: Any, size: int, parameters: Parameters
 ) -> contextlib.AbstractContextManager[None]:
     """A context in which the loss of this call is traced."""
-    everything = _RECORDS.get()
-    sizes = frozenset({size, *(len(leaf) for leaf in everything)} - {1})
+    everything, count = _RECORDS.get()
+    sizes = frozenset({size, count} - {1})
     call = Call(strict, [*jax.tree.leaves(batch), *everything], sizes, parameters)
     return _within(_CALL, None if _TOLD.get() else call)
 

@@ -49,7 +49,7 @@ def _draw_training(runs: list[Record], folder: Path) -> list[Path]:
         for record in group:
             log = record.workdir / "metrics.jsonl"
             for entry in storage.read_lines(log) if os.access(log, os.R_OK) else ():
-                if {"run", "step", "loss"} <= entry.keys():
+                if {"run", "step", "loss", "epsilon"} <= entry.keys():  # no evaluation called loss
                     row = re.sub(r"_seed\d+$", "", entry["run"])
                     name = record.titles.get(row, row) + title.removeprefix(record.source)
                     curves[title, name][entry["step"]].append((entry["loss"], entry["epsilon"]))

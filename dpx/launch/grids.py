@@ -1,8 +1,10 @@
 """The points of a sweep's grid, and the points that a shard runs."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Collection
+from typing import Any
 
 import yaml
 
@@ -33,7 +35,8 @@ def grid(source: str, axes: list[str], fixed: Collection[str] = ()) -> list[dict
             # A comma inside brackets is part of a tuple: ngrams=[1,2],[] or ngrams=(1,2),()
             parts = re.split(r",(?![^\[]*\])(?![^(]*\))", values)
             chosen[name] = [_parse(value, axis) for value in parts]
-            if any(chosen[name].count(value) > 1 for value in chosen[name]):
+            read = [*map(_number, chosen[name])]
+            if any(read.count(value) > 1 for value in read):
                 raise ValueError(
                     f"--set={axis} must not hold one value twice, which would be paid for twice: vary "
                     "seed to repeat a run"
@@ -84,6 +87,13 @@ def _parse(value: str, axis: str):
         raise ValueError(
             f"--set={axis}: {value!r} is not a value; commas separate values"
         ) from None
+
+
+def _number(value: Any) -> Any:
+    """A value as a key of numbers reads it: YAML takes 1e-3 for text."""
+    with contextlib.suppress(ValueError):
+        return float(value) if isinstance(value, str) else value
+    return value
 
 
 def shard(points: list[dict], text: str) -> list[dict]:

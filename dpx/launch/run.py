@@ -20,6 +20,7 @@ import dpx
 from dpx import _processes, _validate, privacy
 from dpx import _storage as storage
 from dpx.launch import cli, experiment, figures, records, report, sources
+from dpx.privacy.ledger import composes
 from dpx.training import keys, log, trackers
 
 _SEEDED = (
@@ -192,10 +193,11 @@ def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
     ledger = dpx.Ledger()
     for label, spent in releases.items():
         ledger.spend(spent, label)
-    plain = sum(spent.delta for spent in releases.values() if spent.event is None)
+    added_up = [spent for spent in releases.values() if not composes(spent)]
+    plain = math.fsum(spent.delta for spent in added_up)  # as the ledger adds them
     largest = max(spent.delta for spent in releases.values())
-    timed = any(spent.event is not None for spent in releases.values())
-    return ledger.guarantee(min(plain + largest * timed, 1 - 1e-12) or largest)
+    timed = len(added_up) < len(releases)
+    return ledger.guarantee(min(plain + largest * timed, 1 - 1e-12))
 
 
 def price(spent: dpx.PrivacyGuarantee) -> str:

@@ -15,9 +15,10 @@ by a noisy score is released, in selected/, with one guarantee for all of this.
 """
 
 import contextlib
+import math
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -174,13 +175,18 @@ def _select(source: str, fixed: dict, folder: Path) -> None:
 
 def _show(configs: Mapping[str, Any]) -> None:
     """Prints what each point will cost, and all of them together, as a report adds them up."""
-    epsilon = delta = 0.0
+    kinds = defaultdict(list)
     for name, config in configs.items():
         spent = run.compose(dict(run.plan(config).releases))
-        epsilon, delta = epsilon + spent.epsilon, delta + spent.delta
+        kinds[spent.neighboring.name.lower(), spent.unit].append(spent)
         print(f"{name}: {run.price(spent)}")
-    words = f"planned total of {len(configs)} points, if all are about the same data"
-    print(f"{words}: ε = {epsilon:.6g}, δ = {delta:.3g}")
+    for (relation, unit), each in kinds.items():
+        epsilon, delta = (
+            math.fsum(getattr(x, name) for x in each) for name in ("epsilon", "delta")
+        )
+        words = f"planned total of {len(each)} points, if all are about the same data"
+        kind = f" ({relation}, {unit}), which is not added to the others" * (len(kinds) > 1)
+        print(f"{words}: ε = {epsilon:.6g}, δ = {delta:.3g}{kind}")
 
 
 def main() -> None:

@@ -28,9 +28,10 @@ def remember(key: dict, compute: Callable[[], float], holds: Callable[[float], b
     name = json.dumps({**key, "dp-accounting": metadata.version("dp-accounting")}, sort_keys=True)
     if name not in _known:
         stored = _read(name)
-        if stored is not None and holds(stored):
-            _known[name] = stored
-        else:
+        with contextlib.suppress(ArithmeticError, ValueError):  # as a number of anybody's may raise
+            if stored is not None and holds(stored):
+                _known[name] = stored
+        if name not in _known:
             value = _known[name] = compute()
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 _storage.write_text(_path(name), json.dumps({"key": name, "value": value}))
@@ -42,7 +43,9 @@ def _path(name: str) -> Path:
 
 
 def _read(name: str) -> float | None:
-    with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(
+        OSError, RuntimeError, ArithmeticError, ValueError, TypeError, KeyError
+    ):
         entry = json.loads(_path(name).read_text(encoding="utf-8"))
         if entry["key"] == name and 0 < entry["value"] < math.inf:
             return float(entry["value"])

@@ -91,7 +91,11 @@ def uses(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def noise_of(mechanism: DpEvent) -> float | None:
-    """The noise multiplier of a mechanism, sampled or not; None if it has none."""
+    """The noise multiplier of a mechanism, sampled or not; None if it has none, 0 without any noise."""
+    if isinstance(mechanism, dp_accounting.NonPrivateDpEvent):
+        return 0.0
+    if 0 in (getattr(mechanism, name, None) for name in ("standard_deviation", "noise_parameter")):
+        return 0.0
     return getattr(getattr(mechanism, "event", mechanism), "noise_multiplier", None)
 
 

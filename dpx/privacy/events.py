@@ -24,7 +24,7 @@ _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 
 
 def check_event(event: DpEvent, name: str) -> DpEvent:
-    """Returns the event with its numbers as floats; raises ValueError for numbers out of range.
+    """Returns the event with plain numbers; raises ValueError for numbers out of range.
 
     Accountants compute in the types that they are given: with 16-bit numbers, Rényi accounting returns ε = 0.
     With a number out of range they may not terminate.
@@ -43,6 +43,14 @@ def check_event(event: DpEvent, name: str) -> DpEvent:
             raise ValueError(f"{name} has {field}={value}, which must be in [0, {most:g}]")
         if field in ("noise_multiplier", "sampling_probability"):
             changes[field] = number
+        elif number.is_integer():
+            changes[field] = int(number)
+        elif math.isfinite(number):
+            raise ValueError(f"{name} has {field}={value}, which must be a whole number")
+    if isinstance(event, AllocatedGaussianDpEvent) and not 1 <= event.released <= event.steps:
+        raise ValueError(
+            f"{name} has released={event.released}, which must be in [1, {event.steps}], the steps of one"
+        )
     if (inner := getattr(event, "event", None)) is not None:
         changes["event"] = check_event(inner, name)
     if (parts := getattr(event, "events", None)) is not None:

@@ -98,6 +98,15 @@ class PrivacyGuarantee:
         )
 
 
+def composes(spent: PrivacyGuarantee) -> bool:
+    """Whether a ledger composes a guarantee by its event, and does not add up its ε and δ."""
+    event = spent.event
+    return event is not None and (
+        gaussian_mu(event) is not None
+        or (spent.neighboring == ADD_OR_REMOVE_ONE and accountable(event))
+    )
+
+
 class Ledger:
     """The releases from one private data set, composed as tightly as their events allow.
 
@@ -145,13 +154,12 @@ class Ledger:
         return tuple(self._entries)
 
     def guarantee(self, delta: float) -> PrivacyGuarantee:
-        """The composed guarantee at δ.
+        """The composed guarantee at δ, which may be 0 where no event is composed.
 
         Raises:
           ValueError: if guarantees whose δ add up use all of δ, or leave less than privacy loss distributions
             can tell from rounding (1e-15 for each step that they compose, at least 1e-12).
         """
-        delta = check_delta(delta)
         stated = [spent for _, spent in self._entries if isinstance(spent, PrivacyGuarantee)]
         neighboring = stated[0].neighboring if stated else ADD_OR_REMOVE_ONE
         unit = stated[0].unit if stated else "record"
@@ -161,14 +169,11 @@ class Ledger:
                 events.append(spent)
                 continue
             assumptions += spent.assumptions
-            event = spent.event
-            if event is not None and (
-                gaussian_mu(event) is not None
-                or (neighboring == ADD_OR_REMOVE_ONE and accountable(event))
-            ):
-                events.append(event)
+            if composes(spent):
+                events.append(spent.event)
             else:
                 plain.append(spent)
+        delta = check_delta(delta) if events or delta != 0 else 0.0
         plain_delta = math.fsum(spent.delta for spent in plain)
         if plain_delta > delta or (events and plain_delta >= delta):
             raise ValueError(

@@ -11,6 +11,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as plds
 from scipy import stats
 
+_MOST_NOISE = 1e100  # whose square is a float
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
@@ -29,6 +30,7 @@ def sampled_gaussian(
       interval: The interval of the grid, at most 1, so that the part that goes up is smooth within a cell.
       tail: The mass of a normal distribution at either end that counts as an infinite loss.
     """
+    noise = min(noise, _MOST_NOISE)  # with less noise, the loss is larger
     far = noise * float(stats.norm.isf(tail))
     low, high = -far, 1 + far
     # log(1 − q), log q, and the point at which the two parts of the mixture have equal density

@@ -79,13 +79,19 @@ def _array(leaf: Any, name: str) -> Any:
     except ValueError as error:
         hint = ", and several arrays go into a tuple, as (x, y)" if isinstance(leaf, list) else ""
         raise ValueError(f"{error}{hint}") from None
-    if isinstance(leaf, list) and len(types := _types(leaf)) > 1:
+    types = _types(leaf) if isinstance(leaf, list) else set()
+    if len(types) > 1:
         raise ValueError(
             f"{name} is a list that holds {' and '.join(sorted(map(str, types)))}, which must be of one "
             f"type, lest one record changes that of all: give np.asarray({name}, np.float32), or another type"
         )
     if not isinstance(leaf, jax.Array):
         leaf = native(np.asarray(leaf))
+        if np.dtype(int) in types and leaf.dtype.kind != "i":
+            raise ValueError(
+                f"{name} is a list that holds a whole number beyond {np.dtype(int)}, for which NumPy makes "
+                f"{leaf.dtype} of all: number what it stands for from 0, or give an array of your type"
+            )
         _check_held(leaf, name)
     if not leaf.ndim:
         raise ValueError(f"{name}={leaf} must be an array with one row a record")

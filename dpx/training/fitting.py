@@ -198,7 +198,8 @@ def fit(
         finished, that key lies in the folder, readable by its owner only. After that, a repeated call returns
         the finished result. Loss and optimizer are compared by the programs that JAX makes of them
         (`dpx.training.programs`), which another version of JAX may change: keep the version too.
-        With a JAX key a folder is for one training; with `Keys`, for one of each label.
+        With a JAX key a folder is for one training; with `Keys`, for one of each label, and `Keys` of other
+        secrets are refused.
       label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Each
         training under one key needs a label of its own.
       progress: Whether lines on stderr say how far it is. They have losses of private data, which no
@@ -330,7 +331,9 @@ def fit(
     several = min(rows, 2)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((several, *x.shape), x.dtype), given[2:])
     reports.report_state(params, wrt, computation.strict)
-    with reports.of(computation.strict, examples, records, trained.holding(frozen)):
+    # Of users the number of records is not public, and no report may follow from it.
+    known = records if grouped is None else len(grouped)
+    with reports.of(computation.strict, examples, known, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
         plan.forms(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():

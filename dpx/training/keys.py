@@ -108,7 +108,8 @@ def of_training(
     same = resuming.digest_of_all(data)
     if isinstance(key, Keys):
         with storage.lock(workdir / "checkpoints" / label):
-            _processes.of_first(lambda: resuming.check_training(workdir, same, settings))
+            under = key.shown()
+            _processes.of_first(lambda: resuming.check_training(workdir, same, settings, under))
             yield Opened(_of_first(lambda: of_label(key, (same, settings))), False)
     else:
         with storage.lock(workdir):

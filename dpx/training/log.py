@@ -38,6 +38,7 @@ class Record:
 
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
+_LONGEST = 200  # file systems allow names of 255 bytes, and names are made of a label
 # The names of an entry that an evaluation may not take.
 _RESERVED = ("run", "step", "epsilon", "l2_clip_norm")
 
@@ -89,6 +90,11 @@ class Monitoring:
             raise ValueError(
                 f"label={self.label!r} must be a plain name, of which a folder is named: use letters, "
                 "digits, spaces and _ . + = -"
+            )
+        if len(self.label.encode()) > _LONGEST:
+            raise ValueError(
+                f"label={self.label[:20]!r}… has {len(self.label.encode())} bytes, which must be at most "
+                f"{_LONGEST}: a folder is named so"
             )
         check_flag(self.progress, "progress")
         if self.evaluate is not None and not callable(self.evaluate):

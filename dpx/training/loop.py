@@ -116,7 +116,8 @@ def train(
     """
     label, workdir, users = monitoring.label, monitoring.workdir, computation.users
     loss_fn = precision.computed_in(computation.compute_dtype, loss_fn)
-    layout = layout or Layout(None, len(jax.tree.leaves(data)[0] if users is None else users))
+    own = len(jax.tree.leaves(data)[0] if users is None else users)
+    layout = layout or Layout(None, own)
     num_examples = layout.rows if privacy is None else public_size(layout.rows)
     bands = 1 if privacy is None else len(privacy.coefficients)
     sampling = Poisson() if privacy is None else privacy.sampling
@@ -146,7 +147,7 @@ def train(
     )
     # Checkpoints are written and deleted in the background, which has to end with the run, killed or not.
     with contextlib.ExitStack() as stack:
-        stack.enter_context(reports.records(data))
+        stack.enter_context(reports.records(data, own))
         start, checkpoints = 0, None
         if privacy is not None and workdir is not None:
             folder = workdir / "checkpoints" / label

@@ -47,7 +47,8 @@ def of_optimizer(optimizer: optax.GradientTransformation, params: Any) -> str:
 
 def _digest(function: Callable[..., Any], *arguments: Any) -> str:
     closed = jax.make_jaxpr(function)(*arguments)
-    text = _ADDRESS.sub("", str(closed))
+    # `str` has colours where stdout is a terminal.
+    text = _ADDRESS.sub("", closed.pretty_print(use_color=False))
     arrays = (_numbers(constant) for constant in _constants(closed))
     return resuming.digest([np.frombuffer(text.encode(), np.uint8), *arrays])
 

@@ -87,6 +87,11 @@ class Keys:
             sampling=sampling("samples of training", label),
         )
 
+    def shown(self) -> str:
+        """A name by which a training's folder knows these secrets; it tells nothing of what they draw."""
+        secrets = self._of_noise + self._of_samples + (self._of_streams or b"")
+        return hashlib.blake2b(secrets, digest_size=16, person=b"dpx shown").hexdigest()
+
     def _give(self, kind: str, name: str, begun: Any = None) -> None:
         if not isinstance(name, str) or not name:
             raise ValueError(f"{kind}={name!r} must be a name: give a string that is not empty")

@@ -46,8 +46,12 @@ def stored(
     return _goes_on(path, workdir, data, settings)
 
 
-def check_training(workdir: Path, data: str, settings: dict) -> None:
+def check_training(workdir: Path, data: str, settings: dict, under: str) -> None:
     """Notes what a training under a run's keys begins with, or checks that it goes on with the same.
+
+    Args:
+      workdir, data, settings: As in `dpx.training.keys.of_training`; the data are their digest.
+      under: The name of the keys. Samples of others could take a record twice in an epoch.
 
     Raises:
       CannotResumeError: if it goes on with something else, or if others have trained where it would.
@@ -55,8 +59,12 @@ def check_training(workdir: Path, data: str, settings: dict) -> None:
     path = workdir / FOLDER / f"training_{settings['label']}.json"
     if not os.path.lexists(path):
         _no_other_training(workdir, workdir / "checkpoints" / settings["label"])
-        storage.create_private(path, _begun(data, settings))
-    _goes_on(path, workdir, data, settings)
+        storage.create_private(path, {**_begun(data, settings), "under": under})
+    # A training that began under an older version has no name of its keys.
+    if _goes_on(path, workdir, data, settings).get("under", under) != under:
+        raise CannotResumeError(
+            f"the keys changed since the training in {workdir} began: use a new workdir, or the old Keys"
+        )
 
 
 def _no_other_training(workdir: Path, checkpoints: Path) -> None:

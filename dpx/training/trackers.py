@@ -10,6 +10,7 @@ import contextvars
 import csv
 import importlib
 import importlib.util
+import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,14 +97,17 @@ def _table(path: Path, label: str, start: int) -> Tracker:
     """A function that appends rows of `_COLUMNS` to a file, without what came after a last checkpoint."""
     kept = []
     if path.exists():
-        with path.open(newline="") as file:
-            header, *kept = [*csv.reader(file)] or [_COLUMNS]
+        header, *kept = [*csv.reader(io.StringIO(storage.read_text(path)))] or [_COLUMNS]
         if tuple(header) != _COLUMNS:
-            raise ValueError(f"log={path} must be no file of yours: give the path of a new one")
+            raise storage.StorageError(
+                f"log={path} must be no file of yours: give the path of a new one"
+            )
+    # A row that was cut off while it was written is left out.
+    kept = [row for row in kept if len(row) == len(_COLUMNS) and row[1].isdecimal()]
     kept = [row for row in kept if row[0] != label or int(row[1]) <= start]
-    path.unlink(missing_ok=True)
-    with storage.appending(path) as file:
-        csv.writer(file).writerows([_COLUMNS, *kept])
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([_COLUMNS, *kept])
+    storage.write_text(path, text.getvalue(), mode=storage.PRIVATE)
 
     def append(step: int, numbers: Mapping[str, float]) -> None:
         with storage.appending(path) as file:

@@ -207,6 +207,23 @@ def test_samples_that_are_cut_off_cannot_be_priced():
         audit.record(lambda x: list(whole_sample(seed=2, max_batch_size=3)), DATA)
 
 
+@pytest.mark.parametrize("draw", [dpx.poisson_batches, dpx.training.allocated_batches])
+def test_two_releases_of_one_batch_are_not_priced_as_those_of_two(draw):
+    """By random allocation six releases of three batches counted as less than three of them."""
+
+    def program(x, releases):
+        drawn = draw(len(x), sampling_probability=1 / 3, steps=3, seed=0)
+        for step, _ in enumerate(drawn):
+            for part in range(releases):
+                key = jax.random.fold_in(KEY, 7 * step + part)
+                released(x, key=key, label=f"gradients of part {part}")
+
+    assert audit.record(lambda x: program(x, 1), DATA).epsilon(1e-5) > 0
+    twice = audit.record(lambda x: program(x, 2), DATA)
+    with pytest.raises(ValueError, match="released more often than batches were drawn"):
+        twice.epsilon(1e-5)
+
+
 def test_each_gradient_is_priced_by_its_own_sample():
     found = audit.record(lambda x: steps(x, (0.9, 0.1), together=False), DATA)
     ledger = dpx.Ledger()

@@ -650,7 +650,7 @@ def test_fit_refuses_a_loss_that_closes_over_its_data(kind):
 
 def test_records_that_batches_are_taken_from_are_no_constants_of_a_loss():
     records, labels = jnp.asarray(np.concatenate([X, X + 1, X + 2])), jnp.arange(12.0)
-    with reports.records((records, labels[:, None] ** 2)):
+    with reports.records((records, labels[:, None] ** 2), len(records)):
         with pytest.raises(ValueError, match=f"{IN_BATCH}, or holds the data it is taken"):
             Call(centered(records))()
         with pytest.warns(ClippingWarning, match=r"shape \(12,\), with as many rows"):

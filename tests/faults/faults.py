@@ -2015,8 +2015,8 @@ FAULTS = (
     Fault(
         "the total is that of the first release",
         "dpx/launch/run.py",
-        "        ledger.spend(spent, label)\n    plain",
-        "        if not ledger.releases:\n            ledger.spend(spent, label)\n    plain",
+        "        ledger.spend(spent, label)\n    added_up",
+        "        if not ledger.releases:\n            ledger.spend(spent, label)\n    added_up",
         LEDGER["text"],
     ),
     Fault(
@@ -2360,7 +2360,7 @@ FAULTS = (
     Fault(
         "a training under a run's keys returns the result of other settings",
         "dpx/training/keys.py",
-        "_processes.of_first(lambda: resuming.check_training(workdir, same, settings))",
+        "_processes.of_first(lambda: resuming.check_training(workdir, same, settings, under))",
         "pass",
         "tests/training/test_resuming.py::test_under_a_runs_keys_a_result_is_that_of_its_own_arguments",
     ),
@@ -3014,7 +3014,7 @@ FAULTS = (
     Fault(
         "sampling amplifies guarantees for replacement as those for removal",
         "dpx/privacy/ledger.py",
-        "or (neighboring == ADD_OR_REMOVE_ONE and accountable(event))",
+        "or (spent.neighboring == ADD_OR_REMOVE_ONE and accountable(event))",
         "or accountable(event)",
         "tests/privacy/test_ledger.py::test_a_total_speaks_of_the_relation_of_its_parts",
     ),
@@ -3391,8 +3391,8 @@ FAULTS = (
     Fault(
         "one record of a list changes the type of all",
         "dpx/training/examples.py",
-        "if isinstance(leaf, list) and len(types := _types(leaf)) > 1:",
-        "if (types := []):",
+        "if len(types) > 1:",
+        "if False:",
         REFUSED,
     ),
     Fault(

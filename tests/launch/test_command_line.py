@@ -15,7 +15,8 @@ from zygote import Zygote
 
 from dpx.data import surnames
 from dpx.launch import cli, records, run, sweep
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.privacy import REPLACE_ONE
 
 TINY = "configs/quickstart.py:tiny"
 FILES = {"BROKEN": "1 2\n1 3\n1 x\n", "SHORT": "1 1\n1 2\n2 1\n2 3\n"}
@@ -38,6 +39,7 @@ BAD = [
     ("run --workdir=NEW", "or one of audit, "),
     ("sweep --config=gram:tiny --set=delta=0 --set=delta=1 --workdir=NEW", "given twice"),
     ("sweep --config=gram:tiny --set=epsilon=1,2,1.0 --workdir=NEW", "one value twice"),
+    ("sweep --config=gram:tiny --set=epsilon=1e-3,0.001 --workdir=NEW", "one value twice"),
     (f"sweep --config={TINY} --set=no=1 --workdir=NEW", "no key 'no'"),
     ("plan --records=100", "--epsilon is missing: use"),
     ("plan --records=100 --epsilon=0", "epsilon=0.0 must be in (0, 1e8]"),
@@ -263,6 +265,21 @@ def test_a_dry_run_of_a_sweep_adds_up_its_points_and_writes_nothing(tmp_path, mo
     with pytest.raises(SystemExit):
         sweep_command(monkeypatch, "gram:tiny", tmp_path, **given, select="x", trials="poisson:2")
     assert "--dry_run must be left out with --select" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_sweep_adds_up_one_relation_and_unit_alone(monkeypatch, capsys):
+    def of(epsilon, **about):
+        return {"a": plain(epsilon, 1e-6, **about)}
+
+    replaced = of(4.0, relation=REPLACE_ONE)
+    points = {"1": of(1.0), "2": of(2.0), "3": replaced, "4": of(8.0, unit="name")}
+    monkeypatch.setattr(sweep.run, "plan", lambda releases: Plan(releases, {}))
+    sweep._show(points)
+    *_, users, replacing, names = capsys.readouterr().out.splitlines()
+    about = "points, if all are about the same data: ε ="
+    assert f"2 {about} 3, δ = 2e-06 (add_or_remove_one, user), which is not added" in users
+    assert f"1 {about} 4, δ = 1e-06 (replace_one, user), which is not added" in replacing
+    assert f"1 {about} 8, δ = 1e-06 (add_or_remove_one, name), which is not" in names
 
 
 @pytest.mark.slow

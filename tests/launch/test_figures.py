@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from matplotlib import pyplot
 from own_runs import config_of
@@ -53,6 +54,15 @@ def test_a_run_of_a_language_model_has_bars_from_zero_and_its_losses_once(tmp_pa
     assert {patch.get_width() for patch in bars.patches} == {2.2, 2.3}
     labels = [axis.get_ylabel() for figure in drawn.values() for axis in figure.axes]
     assert sum("loss" in label for label in labels) == 1
+
+
+def test_an_evaluation_called_loss_is_no_loss_of_training(tmp_path, drawn):
+    found = record(tmp_path / "a", "quickstart:tiny", [], losses=["model"])
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"run": "model", "step": 2, "loss": 9.0}) + "\n")
+    figures.draw([found], tmp_path)
+    (line,) = drawn["training.png"].axes[0].containers
+    np.testing.assert_array_equal(line.lines[0].get_ydata(), [2.0, 2.0])
 
 
 @pytest.mark.slow

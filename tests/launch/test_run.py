@@ -68,6 +68,22 @@ def test_the_total_is_at_the_largest_delta_beside_the_sum_of_plain_ones():
     assert (both.epsilon, both.delta) == pytest.approx((1.5, 3e-6))
 
 
+def test_the_total_of_plain_guarantees_has_their_delta_to_the_last_bit():
+    """The sum of six is less by one rounding than their exact sum, and that was an error after the run."""
+    total = run.compose({str(n): plain(0.5, 1e-6) for n in range(6)})
+    assert (total.epsilon, total.delta) == (3.0, pytest.approx(6e-6))
+    # An event that the ledger does not know adds up like none.
+    event = dp_accounting.ZCDpEvent(0.1)
+    total = run.compose({name: plain(0.5, 1e-6, event=event) for name in "ab"})
+    assert (total.epsilon, total.delta) == (1.0, 2e-6)
+
+
+def test_a_run_without_delta_has_a_total_and_a_report(tmp_path):
+    found = [written(tmp_path / name, outcome_of(plain(0.5, 0.0))) for name in "ab"]
+    assert (found[0].total["epsilon"], found[0].total["delta"]) == (0.5, 0.0)
+    assert "ε = 1, δ = 0, add or remove one user" in report.totals(found)[0]
+
+
 def test_the_risk_of_the_total_is_its_own(tmp_path):
     record = written(tmp_path, outcome_of(gaussian(), gaussian()))
     risk = record.private["risk"]

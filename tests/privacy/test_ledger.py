@@ -9,15 +9,19 @@ import pytest
 from dp_accounting import (
     ComposedDpEvent,
     GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
     ZCDpEvent,
+    dp_event,
 )
 from dp_accounting.pld import PLDAccountant
 
 import dpx
 from dpx import privacy
 from dpx.privacy import composition, risk
+from dpx.privacy.allocation import AllocatedGaussianDpEvent
 
 STEPS = {"sampling_probability": 0.1, "steps": 3}
 
@@ -75,6 +79,14 @@ def test_plain_guarantees_add_up():
     assert total(one, two, event).epsilon == pytest.approx(1.25 + bare, rel=1e-6)
 
 
+def test_without_events_there_may_be_no_delta():
+    pure = [guarantee(epsilon, 0.0) for epsilon in (0.5, 0.75)]
+    assert (total(*pure, delta=0.0).epsilon, total(*pure, delta=0.0).delta) == (1.25, 0.0)
+    for spent, named in ((GaussianDpEvent(5.0), "must be in"), (guarantee(), "used up")):
+        with pytest.raises(ValueError, match=rf"delta=0\.0 .*{named}"):
+            total(*pure, spent, delta=0.0)
+
+
 def test_an_event_that_no_accountant_knows_counts_as_plain():
     sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
     found = total(guarantee(event=ZCDpEvent(0.1)), sampled)
@@ -83,6 +95,26 @@ def test_an_event_that_no_accountant_knows_counts_as_plain():
     assert "1 plain" in found.mechanism
     with pytest.raises(ValueError, match=r"ZCDpEvent.* spend a PrivacyGuarantee"):
         total(ZCDpEvent(0.1))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        NonPrivateDpEvent(),
+        LaplaceDpEvent(0.0),
+        dp_event.DiscreteLaplaceDpEvent(0.0, 1),
+        dp_event.MixtureOfGaussiansDpEvent(0.0, [1.0], [1.0]),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_has_no_noise_has_no_guarantee(event):
+    """dp-accounting notes it beside the distribution, which alone says that it costs nothing."""
+    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    for spent in (event, ComposedDpEvent([sampled, event]), guarantee(event=event)):
+        assert math.isinf(total(spent).epsilon)
+    assert guarantee(event=event).risk() == (math.inf, 1.0)
+    with pytest.raises(ValueError, match="the other release alone costs inf"):
+        dpx.calibrate_dpsgd(1.0, 1e-5, **STEPS, beside=event)
 
 
 def test_a_total_with_a_plain_guarantee_has_no_event():
@@ -171,9 +203,16 @@ def test_what_is_no_event_is_refused_and_numbers_inside_one_are_checked():
             PoissonSampledDpEvent(-0.1, GaussianDpEvent(1.0)),
             r"sampling_probability=-0\.1, which must be in \[0, 1\]",
         ),
+        # Half a release would cost less than one, and an epoch has no more releases than steps.
+        (SelfComposedDpEvent(GaussianDpEvent(1.0), 0.5), r"count=0\.5, which must be a whole"),
+        (AllocatedGaussianDpEvent(1.0, 3, 5), r"released=5, which must be in \[1, 3\]"),
+        (AllocatedGaussianDpEvent(1.0, 3, 0), r"released=0, which must be in \[1, 3\]"),
     ):
         with pytest.raises(ValueError, match=named):
             guarantee(event=event)
+    sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    counts = SelfComposedDpEvent(sampled, 2), SelfComposedDpEvent(sampled, np.float16(2.0))
+    assert total(counts[0]).epsilon == total(counts[1]).epsilon
 
 
 def test_training_says_what_it_rests_on():

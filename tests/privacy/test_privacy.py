@@ -213,11 +213,17 @@ def test_a_cached_multiplier_is_checked_before_it_is_used(cache, accountant, bes
     (entry,) = _storage.user_cache().glob("*.json")
     written = json.loads(entry.read_text())
     # Too little noise breaks the guarantee, too much the promise of at least 0.999 ε.
-    for edited in (0.3, 0.97 * first, 0.999 * first, 1.1 * first, 1e9):
+    for edited in (0.3, 0.97 * first, 0.999 * first, 1.1 * first, 1e9, 1e308, 10**400):
         entry.write_text(json.dumps({**written, "value": edited}))
         cache()
         assert dpx.calibrate_dpsgd(2.0, 1e-5, beside=beside, **budget) == first
         assert json.loads(entry.read_text())["value"] == first
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "allocation"])
+def test_noise_whose_square_is_no_float_costs_nothing(sampling):
+    settings = {"sampling_probability": 0.25, "steps": 5, "sampling": sampling}
+    assert [dpx.dpsgd_epsilon(m, 1e-6, **settings) for m in (1e90, 1e200, 1e308)] == [0.0] * 3
 
 
 def test_a_cached_multiplier_costs_one_evaluation_and_none_again(cache, monkeypatch):

@@ -46,6 +46,7 @@ NUMBERS = [
     ({"label": "../up"}, r"label='\.\./up' must be a plain name"),
     ({"label": ".."}, r"label='\.\.' must be a plain name"),
     ({"label": 3}, "label=3 must be a plain name"),
+    ({"label": "ä" * 101}, "has 202 bytes, which must be at most 200"),
     ({"assumptions": "nobody looks"}, "must be a tuple of sentences"),
     ({"assumptions": (3,)}, "must be a tuple of sentences"),
     ({"normalize": "yes"}, "normalize='yes' must be True or False"),
@@ -109,6 +110,10 @@ DATA = [
     ({"data": (X, np.full(100, 2**32, np.uint64))}, r"holds 4294967296, which uint32 does not"),
     ({"data": (X[:0], Y[:0])}, "data has no rows"),
     ({"data": (X, [1] * 99 + [0.5])}, r"data\[1\] is a list that holds float64 and int64"),
+    (
+        {"data": (X, [1] * 99 + [2**63])},
+        r"data\[1\] is a list that holds a whole number beyond int64",
+    ),
     ({"data": (X, [1] * 99 + [True])}, r"data\[1\] is a list that holds bool and int64"),
     ({"data": [*X, np.zeros(3, np.float64)]}, "data is a list that holds float32 and float64"),
 ]

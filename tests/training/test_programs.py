@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax._src import pretty_printer
 
 from dpx.training import programs
 
@@ -91,6 +92,14 @@ def test_a_program_is_the_same_in_another_process():
         check=True,
     )
     assert ran.stdout.split() == both().split()
+
+
+def test_a_program_is_the_same_where_stdout_is_a_terminal(monkeypatch):
+    """A training that began in one goes on under a job's scheduler, where JAX prints without colours."""
+    before = both()
+    monkeypatch.setattr(pretty_printer, "CAN_USE_COLOR", True)
+    assert "\x1b" in str(jax.make_jaxpr(jnp.sin)(1.0))
+    assert both() == before
 
 
 def both() -> str:

@@ -26,6 +26,7 @@ from dpx.training import (
 )
 from dpx.training import keys as secrets
 from dpx.training.log import MetricLog, evaluated
+from dpx.training.sampling import allocated_batches
 
 STREAM = {"secure": True, "key": None}
 KINDS = {
@@ -216,6 +217,8 @@ def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
     ):
         with pytest.raises(secrets.CannotResumeError, match=named):
             fit(workdir=tmp_path, key=own_keys(), **changes)
+    with pytest.raises(secrets.CannotResumeError, match="the keys changed"):
+        fit(workdir=tmp_path, key=secrets.derive(jax.random.key(6)))
     # Other labels are other trainings, and without its checkpoint one goes through the same steps.
     fit(workdir=tmp_path, key=own_keys(), label="second row", epsilon=0.1)
     shutil.rmtree(tmp_path / "checkpoints")
@@ -225,6 +228,25 @@ def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
     storage.create_private(tmp_path / "secret" / "salt.json", {"salt": "00"})
     secrets.discard(tmp_path)
     assert [path.name for path in (tmp_path / "secret").iterdir()] == ["salt.json"]
+
+
+def test_a_training_under_keys_goes_on_under_these_keys_alone(tmp_path):
+    """Half an epoch of random allocation under other keys would take a quarter of the records twice."""
+    of = {"sampling_probability": 1 / 6, "steps": 6}
+    halves = (own_keys(), range(3)), (secrets.derive(jax.random.key(6)), range(3, 6))
+    taken = np.zeros(4000)
+    for keys, steps in halves:
+        drawn = [*allocated_batches(4000, seed=keys.training("a").sampling, **of)]
+        for step in steps:
+            taken[drawn[step][0][drawn[step][1]]] += 1
+    assert np.mean(taken == 2) == pytest.approx(0.25, abs=0.03)
+
+    (tmp_path / "checkpoints" / "a").mkdir(parents=True)
+    settings = {"label": "a"}
+    for _ in range(2):
+        resuming.check_training(tmp_path, "data", settings, own_keys().shown())
+    with pytest.raises(secrets.CannotResumeError, match="the keys changed"):
+        resuming.check_training(tmp_path, "data", settings, halves[1][0].shown())
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 import training_cases
 from training_cases import killed_at
 
+from dpx import _storage as storage
 from dpx.training import AdaptiveClipNorm, trackers
 
 COLUMNS = ["run", "step", "name", "value"]
@@ -127,6 +128,21 @@ def test_a_file_of_ones_own_is_not_written_over(tmp_path):
     with pytest.raises(ValueError, match="must be no file of yours"):
         fit("mine.csv", tmp_path)
     assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize("cut", ["training", "training,", "training,2,epsi", "trai", ""])
+def test_a_row_that_was_cut_off_stops_no_training(cut, tmp_path):
+    """As a full disk cuts the last one."""
+    table = tmp_path / "log.csv"
+    table.write_text("run,step,name,value\r\nother,9,epsilon,1\r\n" + cut)
+    fit("log.csv", tmp_path, steps=2)
+    assert [row[:2] for row in rows(table)] == [["other", "9"], *[["training", "2"]] * 2]
+
+
+def test_a_damaged_table_is_named(tmp_path):
+    (tmp_path / "log.csv").write_bytes(b"run,step\xff")
+    with pytest.raises(storage.StorageError, match=r"log\.csv is damaged"):
+        fit("log.csv", tmp_path)
 
 
 @pytest.mark.slow

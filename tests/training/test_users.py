@@ -13,6 +13,7 @@ from training_cases import close, loss_fn, same, seen_steps
 
 import dpx
 from dpx import _processes, privacy
+from dpx.training import loop
 from dpx.training import users as people
 
 RNG = np.random.default_rng(0)
@@ -186,6 +187,19 @@ def test_one_user_and_a_user_for_each_record():
     rows = fit(users=None, records_per_user=None, delta=1e-3)
     close(alone.params, rows.params)
     assert alone.guarantee.epsilon == rows.guarantee.epsilon
+
+
+def test_no_report_follows_from_the_number_of_records(monkeypatch):
+    """It is not public; the number of users is."""
+    monkeypatch.setattr(loop, "train", lambda *args, **rest: (training_cases.PARAMS, []))
+
+    def of(rows):
+        held = jnp.arange(1.0, rows + 1)
+        return lambda params, x, y: loss_fn(params, x, y) * held.mean()
+
+    fit(loss=of(len(USERS)), strict=True)
+    with pytest.raises(ValueError, match=rf"shape \({len(COUNTS)},\), with as many rows"):
+        fit(loss=of(len(COUNTS)), strict=True)
 
 
 def test_a_user_of_two_processes_is_refused(monkeypatch):
