@@ -421,15 +421,15 @@ FAULTS = (
     Fault(
         "sums of which one term is zero count as zero",
         "dpx/clipping/gradients/reading.py",
-        "name in _ZERO_IF and all(map(",
-        "name in _ZERO_IF and any(map(",
+        "name in _ZERO_IF and all(needed)",
+        "name in _ZERO_IF and any(needed)",
         "tests/clipping/test_clipping_backwards.py::test_what_is_no_sum_of_products_is_held_and_exact",
     ),
     Fault(
         "a cotangent that is the same for all entries counts as zero",
         "dpx/clipping/gradients/reading.py",
-        "= name in _ZERO_IF and",
-        '= name == "broadcast_in_dim" or name in _ZERO_IF and',
+        "else name in _ZERO_IF and",
+        'else name == "broadcast_in_dim" or name in _ZERO_IF and',
         "tests/clipping/test_clipping_backwards.py::test_only_a_cotangent_of_zeros_counts_for_nothing",
     ),
     Fault(
@@ -747,8 +747,8 @@ FAULTS = (
     Fault(
         "a look-up in zeros finds zeros alone",
         "dpx/clipping/gradients/reading.py",
-        'eqn.params["fill_value"] == 0',
-        "True",
+        'eqn.params["fill_value"] != 0',
+        "False",
         EXACT.format("a_look_up_in_zeros_that_fills_in_a_number-one_pass"),
     ),
     Fault(
