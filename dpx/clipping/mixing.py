@@ -37,9 +37,9 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
     `dpx.clipped_grad` says what is refused (ValueError), and what is reported.
 
     A moving average is refused though the sum keeps its sensitivity: it mixes examples that nobody clipped,
-    without noise, and the model reads it in evaluation. It is found where a share of an array, and something
-    of the example, are added up to a value that neither the loss nor a gradient needs. It is not found where
-    the loss itself reads the new average, or where the share is not a number in the program.
+    without noise, and the model reads it in evaluation. It is found where a share of an array, and the rest
+    of one of something of the example, are added up to a value that neither the loss nor a gradient needs. It
+    is not found where the loss reads the new average, or where the share is not a number in the program.
     """
     jaxpr = program.jaxpr
     own = [i >= count for i in range(len(jaxpr.invars))]
@@ -88,15 +88,16 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
 
 
 def _averages(jaxpr: Any, own: Sequence[bool]) -> int:
-    """The number of times that a loss adds a share of an array to something of the example."""
-    shares, count = set(), 0
+    """The number of times that a loss adds a share of an array, and the rest of one of the example."""
+    gains, count = {}, 0
     for eqn, of_example, _ in jaxprs.walked(jaxpr, own):
-        if not any(of_example):
-            gain = jaxprs.gain(eqn)
-            shares.update(eqn.outvars if gain is not None and 0 <= gain < 1 else ())
-        elif eqn.primitive.name == "add":
-            operands = zip(eqn.invars, of_example, strict=True)
-            count += sum(isinstance(v, core.Var) and v in shares for v, own in operands if not own)
+        shared = [v for v, is_own in zip(eqn.invars, of_example, strict=True) if not is_own]
+        if eqn.primitive.name in ("mul", "div") and any(v.aval.size == 1 for v in shared):
+            gains[eqn.outvars[0]] = jaxprs.gain(eqn)  # None: the program has no such number.
+        elif eqn.primitive.name == "add" and len(shared) == 1 < len(jaxprs.variables(eqn)):
+            gain, other = (gains.get(v, np.inf) for v in eqn.invars[:: 1 - 2 * of_example[0]])
+            if gain is not None and 0 <= gain < 1:
+                count += other is None or abs(gain + other - 1) < 0.01
     return count
 
 
