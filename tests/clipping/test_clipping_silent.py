@@ -308,6 +308,18 @@ def no_average(w, x):
 taken("no average of examples", no_average, params=jnp.ones(3), options={"has_aux": True})
 
 
+def mixed_again(w, x):
+    """The derivative of a mixture with a constant, by hand, which makes the mixture once more."""
+    mixture = jax.custom_vjp(lambda w, x: 0.9 * jnp.asarray(X[0]) + 0.1 * jnp.sin(w * x))
+    mixture.defvjp(
+        lambda *given: (mixture(*given), given), lambda r, g: jax.vjp(mixture.fun, *r)[1](g)
+    )
+    return jnp.square(mixture(w, x)).sum()
+
+
+taken("a mixture that is made again", mixed_again, params=jnp.ones(3))
+
+
 # Derivatives and batching rules that somebody wrote.
 
 
@@ -571,6 +583,7 @@ def test_what_may_void_the_sensitivity_is_reported(name, method):
 @pytest.mark.quick_cases(
     "plain-auto", "a collective over devices of the loss itself-auto", "closes over numbers-auto",
     "what is not trained-auto", "no average of examples-auto", "own key, in a loop-auto", "deeper-auto",
+    "a mixture that is made again-auto",
 )  # fmt: skip
 @METHODS
 @pytest.mark.parametrize("name", TAKEN)
