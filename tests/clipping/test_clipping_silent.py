@@ -376,6 +376,15 @@ def summed_up(x):
     return jax.lax.psum(x, "rows")
 
 
+def in_the_first_of_many_blocks(function):
+    def blocks(x):
+        for each in (function, *[in_backward(jnp.negative)] * 19):
+            x = jax.checkpoint(lambda x, each=each: each(jnp.sin(x)))(x)
+        return x
+
+    return blocks
+
+
 PLACES = {
     "backward": in_backward,
     "forward": in_forward,
@@ -392,6 +401,12 @@ WRAPS = {
     ),
     "branch": lambda f: lambda x: jax.lax.cond(x > 0, f, jnp.sin, x),
 }
+refused(
+    "collective in backward, in the first of many blocks",
+    loss_of(in_backward(summed_up), in_the_first_of_many_blocks),
+    OTHERS,
+    mapped=True,
+)
 for name, place in PLACES.items():
     for within, wrap in WRAPS.items():
         refused(
@@ -555,6 +570,7 @@ def trace(calls, name, method, **options):
     "axis that nobody binds: in jit-auto", "batch, NumPy, 2-auto", "batch, JAX, in both-auto",
     "batch, transposed-auto", "a batch in a mutable array-auto", "average: linen-auto",
     "what one example leaves for the next, in jit-auto", "collective in backward, jit-auto",
+    "collective in backward, in the first of many blocks-auto",
     "collective in tangent, branch-auto", "batch in transpose-auto", "collective in one operand-auto",
 )  # fmt: skip
 @METHODS

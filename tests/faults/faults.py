@@ -745,6 +745,13 @@ FAULTS = (
         EXACT.format("updated_in_every_step-one_pass"),
     ),
     Fault(
+        "look-ups that find no row of a weight count in its norm",
+        "dpx/clipping/gradients/gram.py",
+        "return squares.astype(jnp.float32), None",
+        "return jnp.ones(squares.shape), None",
+        EXACT.format("a_few_rows_that_are_added_to_a_frozen_table-one_pass"),
+    ),
+    Fault(
         "a look-up in zeros finds zeros alone",
         "dpx/clipping/gradients/reading.py",
         'eqn.params["fill_value"] != 0',
@@ -2904,6 +2911,13 @@ FAULTS = (
         "made - _averages(live, own)",
         "False",
         VOIDS.format("average: linen-auto"),
+    ),
+    Fault(
+        "a block is taken for one that is gone, in whose place in memory it is",
+        "dpx/clipping/jaxprs.py",
+        "(key := (jaxpr, axes, *own))",
+        "(key := (id(jaxpr), axes, *own))",
+        VOIDS.format("collective in backward, in the first of many blocks-auto"),
     ),
     Fault(
         "a collective over other examples is not refused",
