@@ -166,7 +166,7 @@ def walked(
 
     def follow(jaxpr: Any, own: Sequence[bool], axes: frozenset[str]) -> list[bool]:
         """Which results depend on inputs that are an example's own."""
-        if (key := (id(jaxpr), axes, *own)) in known:
+        if (key := (jaxpr, axes, *own)) in known:
             return known[key]
         depends = dict(zip(jaxpr.invars, own, strict=True))
 

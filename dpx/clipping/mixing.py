@@ -37,14 +37,14 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
     `dpx.clipped_grad` says what is refused (ValueError), and what is reported.
 
     A moving average is refused though the sum keeps its sensitivity: it mixes examples that nobody clipped,
-    without noise, and the model reads it in evaluation. It is found where a share of an array, and something
-    of the example, are added up to a value that neither the loss nor a gradient needs. It is not found where
-    the loss itself reads the new average, or where the share is not a number in the program.
+    without noise, and the model reads it in evaluation. It is found where a share of an array, and the rest
+    of one of something of the example, are added up to a value that neither the loss nor a gradient needs. It
+    is not found where the loss reads one alike, or where the share is not a number in the program.
     """
     jaxpr = program.jaxpr
     own = [i >= count for i in range(len(jaxpr.invars))]
     live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
-    if (made := _averages(jaxpr, own)) and made > _averages(live, own):
+    if (made := _averages(jaxpr, own)) and made - _averages(live, own):
         raise ValueError(
             "loss_fn keeps a moving average, as BatchNorm in training mode does, whose statistics mix "
             "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
@@ -87,17 +87,18 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
         )
 
 
-def _averages(jaxpr: Any, own: Sequence[bool]) -> int:
-    """The number of times that a loss adds a share of an array to something of the example."""
-    shares, count = set(), 0
+def _averages(jaxpr: Any, own: Sequence[bool]) -> set[Any]:
+    """The types and shares of sums of a share of an array, and of the rest of one of the example."""
+    gains, found = {}, set()
     for eqn, of_example, _ in jaxprs.walked(jaxpr, own):
-        if not any(of_example):
-            gain = jaxprs.gain(eqn)
-            shares.update(eqn.outvars if gain is not None and 0 <= gain < 1 else ())
-        elif eqn.primitive.name == "add":
-            operands = zip(eqn.invars, of_example, strict=True)
-            count += sum(isinstance(v, core.Var) and v in shares for v, own in operands if not own)
-    return count
+        shared = [v for v, is_own in zip(eqn.invars, of_example, strict=True) if not is_own]
+        if eqn.primitive.name in ("mul", "div") and any(v.aval.size == 1 for v in shared):
+            gains[eqn.outvars[0]] = jaxprs.gain(eqn)  # None: the program has no such number.
+        elif eqn.primitive.name == "add" and len(shared) == 1 < len(jaxprs.variables(eqn)):
+            gain, rest = (gains.get(v, np.inf) for v in eqn.invars[:: 1 - 2 * of_example[0]])
+            if gain is not None and 0 <= gain < 1 and (rest is None or abs(gain + rest - 1) < 0.01):
+                found.add((eqn.outvars[0].aval, gain))
+    return found
 
 
 def _by_place(eqn: Any, of_example: Sequence[bool]) -> bool:

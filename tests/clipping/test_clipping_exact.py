@@ -410,6 +410,13 @@ def outside(mode):
 CONSTRUCTS |= {f"indices out of range: {mode}": outside(mode) for mode in ("clip", "fill", "wrap")}
 
 
+@construct(np.arange(200) % np.array([[7], [9], [200], [8]]), w=(2, 4))
+def a_few_rows_that_are_added_to_a_frozen_table(p, ids):
+    """What most positions look up is no row of the weight, and adds nothing to its norm."""
+    table = jnp.concatenate([normal(6, 4), p["w"], normal(192, 4)])
+    return jnp.sum(jnp.sin(table[ids]) * jnp.cos(ids)[:, None])
+
+
 def of_each_table(p, ids):
     return jax.vmap(lambda table, i: table[i])(p, ids)
 
@@ -545,6 +552,7 @@ CONSTRUCTS |= UNUSUAL
     "tables: of_all_rows-one_pass", "a weight of zero-one_pass", "a tiny weight-one_pass",
     "updated_in_every_step-one_pass", "updated_after_every_step-one_pass", "mixed_into_blocks-one_pass",
     "a_look_up_in_zeros_that_fills_in_a_number-one_pass",
+    "a_few_rows_that_are_added_to_a_frozen_table-one_pass",
     "tables: by_two_indices_the_last_axis_first-one_pass",
     "tables: by_two_indices_of_parts_that_overlap-one_pass",
     "tables: of_rows_that_each_have_a_matrix-one_pass",

@@ -288,6 +288,19 @@ def added_in_a_loop(h, w):
     return lax.scan(lambda h, _: (jnp.sin(h @ (w + w.T) - h @ (w - 2 * w)), None), h, length=2)[0]
 
 
+def of_nothing(h, w):
+    """No layers, no rows, no channels, nothing to map over, and a sum in a block that splits into nothing."""
+    h = lax.scan(lambda c, v: (jnp.sin(c @ w + v), c @ w), h, w[:0])[0]
+    rows = lax.dynamic_slice(w, (jnp.argmax(h[0]), 0), (0, WIDTH))
+    mapped = jax.vmap(lambda row: jnp.sin(row @ w))(h[:0])
+    channels = lax.conv_general_dilated(
+        h[None, :, :0], w[None, :0], (1,), "SAME", dimension_numbers=NUMBERS
+    )
+    summed = jax.checkpoint(lambda w: lax.associative_scan(jnp.add, w[:3]))
+    sums = lax.map(lambda row: row @ summed(w)[jnp.arange(WIDTH) % 3], h)
+    return sums + rows.sum() + mapped.sum() + channels[0]
+
+
 # Positions (L, D), weight (D, D) -> positions.
 USES = {
     "product": lambda h, w: h @ w,
@@ -306,6 +319,7 @@ USES = {
     "beside what all examples share": lambda h, w: jnp.sin(h) * (FIXED[:LENGTH] @ w),
     "parts": lambda h, w: h[:, :4] @ w[:4] + h[:, 4:] @ w[4:],
     "a product of nothing": lambda h, w: h @ w + (h[:, :0] @ w[:0]),
+    "of nothing": of_nothing,
     "attention": attention,
     "in two lengths": in_two_lengths,
     "looked up": lambda h, w: h + w[indices(h)],
@@ -438,7 +452,7 @@ CONSTRUCTS = {
 @pytest.mark.quick_cases(
     "masked, multiplied-one_pass", "weight norm, multiplied-one_pass", "tanh, in a loop-two_pass",
     "standardised, multiplied-auto", "used: tied-two_pass", "used: gates joined-one_pass",
-    "used: written to an array-two_pass",
+    "used: written to an array-two_pass", "used: of nothing-one_pass",
     "used: solved in a block-two_pass", "penalty: two-one_pass",
 )  # fmt: skip
 @pytest.mark.parametrize("how", ["one_pass", "two_pass", "auto"])
@@ -459,14 +473,14 @@ WITHOUT_RULE = {
         for where in ("multiplied", "in a loop", "tied")
     ),
     *(f"penalty: {name}" for name in PENALTIES if name not in ("none", "of an example")),
-    *(f"used: {name}" for name in ("a product of nothing", "blocks", "passed through", "branches")),
+    *(f"used: {name}" for name in ("blocks", "passed through", "branches")),
     *(f"used: {name}" for name in ("branch in a block", "diagonal")),
 }
 
 
 @pytest.mark.quick_cases(
     "wrapped, multiplied", "masked, multiplied", "parts of parts, in a loop", "used: equalised",
-    "used: gates joined", "used: convolution in groups of a batch", "used: printed",
+    "used: gates joined", "used: convolution in groups of a batch", "used: printed", "used: of nothing",
 )  # fmt: skip
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_the_rule_of_a_weight_is_explained(name):

@@ -300,10 +300,24 @@ def no_average(w, x):
     mean, std, prior = (jnp.asarray(row) for row in X[:3])
     out = w * x
     mixed = 0.5 * prior + 0.5 * w  # of parameters
-    return jnp.square(0.9 * out + 0.1 * prior).sum(), (out * std + mean, mixed, prior + out)
+    adjusted = [scaled + 0.5 * prior for scaled in (out, 0.1 * out, out.max() * out)]
+    aux = out * std + mean, mixed, prior + out, adjusted
+    return jnp.square(0.9 * out + 0.1 * prior).sum(), aux
 
 
 taken("no average of examples", no_average, params=jnp.ones(3), options={"has_aux": True})
+
+
+def mixed_again(w, x):
+    """The derivative of a mixture with a constant, by hand, which makes the mixture once more."""
+    mixture = jax.custom_vjp(lambda w, x: 0.9 * jnp.asarray(X[0]) + 0.1 * jnp.sin(w * x))
+    mixture.defvjp(
+        lambda *given: (mixture(*given), given), lambda r, g: jax.vjp(mixture.fun, *r)[1](g)
+    )
+    return jnp.square(mixture(w, x)).sum()
+
+
+taken("a mixture that is made again", mixed_again, params=jnp.ones(3))
 
 
 # Derivatives and batching rules that somebody wrote.
@@ -362,6 +376,15 @@ def summed_up(x):
     return jax.lax.psum(x, "rows")
 
 
+def in_the_first_of_many_blocks(function):
+    def blocks(x):
+        for each in (function, *[in_backward(jnp.negative)] * 19):
+            x = jax.checkpoint(lambda x, each=each: each(jnp.sin(x)))(x)
+        return x
+
+    return blocks
+
+
 PLACES = {
     "backward": in_backward,
     "forward": in_forward,
@@ -378,6 +401,12 @@ WRAPS = {
     ),
     "branch": lambda f: lambda x: jax.lax.cond(x > 0, f, jnp.sin, x),
 }
+refused(
+    "collective in backward, in the first of many blocks",
+    loss_of(in_backward(summed_up), in_the_first_of_many_blocks),
+    OTHERS,
+    mapped=True,
+)
 for name, place in PLACES.items():
     for within, wrap in WRAPS.items():
         refused(
@@ -541,6 +570,7 @@ def trace(calls, name, method, **options):
     "axis that nobody binds: in jit-auto", "batch, NumPy, 2-auto", "batch, JAX, in both-auto",
     "batch, transposed-auto", "a batch in a mutable array-auto", "average: linen-auto",
     "what one example leaves for the next, in jit-auto", "collective in backward, jit-auto",
+    "collective in backward, in the first of many blocks-auto",
     "collective in tangent, branch-auto", "batch in transpose-auto", "collective in one operand-auto",
 )  # fmt: skip
 @METHODS
@@ -569,6 +599,7 @@ def test_what_may_void_the_sensitivity_is_reported(name, method):
 @pytest.mark.quick_cases(
     "plain-auto", "a collective over devices of the loss itself-auto", "closes over numbers-auto",
     "what is not trained-auto", "no average of examples-auto", "own key, in a loop-auto", "deeper-auto",
+    "a mixture that is made again-auto",
 )  # fmt: skip
 @METHODS
 @pytest.mark.parametrize("name", TAKEN)

@@ -166,12 +166,12 @@ def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, jax.Array | None]:
     They come from the Gram matrix (..., P, P) of rows of `size` entries, of bools if rows are one-hot. An
     inner product of rows p and q errs by at most γ_n times their lengths, and not at all of one-hot ones.
     """
-    if gram.dtype == bool:
-        return jnp.ones(gram.shape[:-1]), None
-    root = math.sqrt(rounding.gamma(rounding.chunked(size), gram.dtype))
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
     *leading, count, _ = gram.shape
     squares = lax.slice_in_dim(gram.reshape(*leading, count**2), 0, None, count + 1, axis=-1)
+    if gram.dtype == bool:  # An index that is no entry is a row of zeros.
+        return squares.astype(jnp.float32), None
+    root = math.sqrt(rounding.gamma(rounding.chunked(size), gram.dtype))
     # Of n products and sums that are flushed, each is off by no more than 4·tiny. That is spread over the
     # lengths of rows; the terms between it and the rows are those of flushed operands.
     flushed = math.sqrt(4 * size * rounding.tiny(gram.dtype)) / root

@@ -43,7 +43,7 @@ def read(loss: Callable, leaves: Sequence[Any], batch: Any, vectorised: bool = T
         traced = jax.make_jaxpr(jax.value_and_grad(loss))(list(leaves), example)
     mixing.check(traced, len(leaves), vectorised and losses.is_vectorised(batch))
     reader = Reader(traced, [i < len(leaves) for i in range(len(traced.jaxpr.invars))])
-    reports.report_zero([reader.terms(out) == [] for out in reader.jaxpr.outvars[1:]])
+    reports.report_zero([v.aval.size and reader.terms(v) == [] for v in reader.jaxpr.outvars[1:]])
     return reader
 
 

@@ -29,11 +29,11 @@ Terms = list[Outer]
 # Primitive -> function of (reader, equation, which of its results) that returns terms, or None.
 RULES: dict[str, Callable[["Reader", Any, int], Terms | None]] = {}
 # Primitives whose result is zero where these operands are: all of them, or those that are no indices and no
-# conditions, or the first one.
+# conditions, or the first one. Of a product one is enough.
+_PRODUCTS = ("mul", "dot_general", "conv_general_dilated")
 _ZERO_IF = {
-    **dict.fromkeys(("add", "add_any", "sub", "concatenate", "pad", "stack"), slice(None)),
-    "scatter-add": slice(None, None, 2),
-    "select_n": slice(1, None),
+    **dict.fromkeys(("add", "add_any", "sub", "concatenate", "pad", "stack", *_PRODUCTS), slice(None)),
+    "scatter-add": slice(None, None, 2), "dynamic_update_slice": slice(2), "select_n": slice(1, None),
     **dict.fromkeys((
         "broadcast_in_dim", "convert_element_type", "copy", "cumsum", "div", "dynamic_slice", "expand_dims",
         "gather", "neg", "reduce_sum", "reshape", "rev", "slice", "squeeze", "transpose",
@@ -132,13 +132,11 @@ class Reader:
         if atom not in self._zero:
             eqn = self.maker(atom)
             name, operands = ("", []) if eqn is None else (eqn.primitive.name, eqn.invars)
-            if name in ("mul", "dot_general"):
-                self._zero[atom] = any(map(self.is_zero, operands))
-            else:
-                needed = operands[_ZERO_IF.get(name, slice(0))]
-                self._zero[atom] = name in _ZERO_IF and all(map(self.is_zero, needed))
-                if eqn and name == "gather":  # What it finds out of bounds may be another number.
-                    self._zero[atom] &= eqn.params["fill_value"] == 0
+            if eqn and name == "gather" and eqn.params["fill_value"] != 0:
+                name = ""  # It may find another number out of bounds.
+            needed = map(self.is_zero, operands[_ZERO_IF.get(name, slice(0))])
+            zero = any(needed) if name in _PRODUCTS else name in _ZERO_IF and all(needed)
+            self._zero[atom] = not atom.aval.size or zero
         return self._zero[atom]
 
     def terms(self, atom: Any) -> Terms | None:
@@ -182,6 +180,8 @@ class Reader:
         Iterations of a loop are positions, or, where its results are stacked, entries of their first axis.
         """
         inner, (first, last) = self.body(eqn), jaxprs.carried(eqn)
+        if eqn.params.get("length") == 0:
+            return []
 
         def of_block(term: Outer) -> Outer | None:
             (label,), factors = labels(1), []
@@ -253,8 +253,7 @@ class Reader:
     ) -> tuple[list, jaxprs.Values]:  # fmt: skip
         """Evaluates the jaxpr, and returns its results, if `outs`, and the wanted values.
 
-        `env` has the variables that are known, and `inline` is whether rematerialised blocks are evaluated
-        like other equations.
+        `env` has what is known, and `inline` is whether rematerialised blocks are evaluated like others.
         """
         env = dict(env or ())
         env.update(zip(self.jaxpr.constvars, self.consts, strict=True))
