@@ -49,4 +49,5 @@ def test_noise_of_the_papers_structure_is_some_300_000_times_the_sketchs():
     norms = np.exp(np.square(Q).sum(-1) / 2) ** 0.5
     ours = built.noise_std * np.sqrt(np.square(norms).mean())
     print(f"paper {paper:.3g}, sketch {ours:.3g}, ratio {paper / ours:.3g}")
-    assert paper == pytest.approx(3e5 * ours, rel=0.05)
+    # Answers of one release err together, and there are four releases.
+    assert paper == pytest.approx(3e5 * ours, rel=0.3)

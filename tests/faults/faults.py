@@ -3482,6 +3482,27 @@ FAULTS = (
         "tests/privacy/test_composition.py::test_many_steps_cost_hardly_more_than_in_closed_form",
     ),
     Fault(
+        "an event without any noise costs nothing",
+        "dpx/privacy/composition.py",
+        "    if isinstance(mechanism, dp_accounting.NonPrivateDpEvent):\n        return 0.0\n",
+        "",
+        "tests/privacy/test_ledger.py::test_what_has_no_noise_has_no_guarantee",
+    ),
+    Fault(
+        "a held-out user moves the score of a selection with each record",
+        "experiments/dp_transformer/finetune.py",
+        "record_probability.score(-nats, lengths, test.users)",
+        "record_probability.score(-nats, lengths)",
+        SCORED.format("finetune:users"),
+    ),
+    Fault(
+        "a training goes on under other keys, and takes records twice in an epoch",
+        "dpx/training/resuming.py",
+        '.get("under", under) != under',
+        '.get("under", under) == ""',
+        "tests/training/test_resuming.py::test_a_training_under_keys_goes_on_under_these_keys_alone",
+    ),
+    Fault(
         "of several mechanisms the last one is counted",
         "dpx/privacy/composition.py",
         "pld = pld.compose(one.self",
