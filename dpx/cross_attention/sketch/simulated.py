@@ -168,7 +168,7 @@ def told_apart(release: Simulation) -> float:
     return float(np.mean(rates))
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def _simulated(release: Simulation, memory: _Memory, draws: int = 1) -> list[np.ndarray]:
     """Answers (draws·m, d_v) with noise and without it; all queries are answered with each draw in turn.
 
