@@ -88,10 +88,13 @@ def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 def as_closed(jaxpr: Any) -> core.ClosedJaxpr:
     """A jaxpr with what it closes over. Where it came alone, that is among its inputs, before the others."""
-    if hasattr(jaxpr, "consts"):
-        return jaxpr
-    every = [*jaxpr.constvars, *jaxpr.invars]
-    return core.ClosedJaxpr(jaxpr.replace(constvars=[], invars=every), ())
+    return jaxpr if hasattr(jaxpr, "consts") else core.ClosedJaxpr(opened(jaxpr), ())
+
+
+def opened(jaxpr: Any) -> Any:
+    """The jaxpr with its constants as inputs before the others. Since JAX 0.12 it holds their values too."""
+    own = {"consts": []} if hasattr(jaxpr, "consts") else {}
+    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], **own)
 
 
 def peak_bytes(jaxpr: Any) -> int:

@@ -146,7 +146,6 @@ def _gram(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
 def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     if a.shape[0] > 1:
         return product("kpr,kqr->kpq", a, b, fast)
-    # XLA's compiler for CPUs copies a factor to move an axis of length one.
     return product("pr,qr->pq", a[0], b[0], fast)[None]
 
 

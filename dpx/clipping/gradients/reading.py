@@ -334,6 +334,5 @@ class Reader:
         if inline:
             return block(*values)
         closed = jax.make_jaxpr(block)(*values)
-        jaxpr = jaxprs.as_closed(closed.jaxpr).jaxpr  # A block has no constants, but arguments.
-        block_of = eqn.replace(params=eqn.params | {"jaxpr": jaxpr})
+        block_of = eqn.replace(params=eqn.params | {"jaxpr": jaxprs.opened(closed.jaxpr)})
         return jaxprs.bind(block_of, [*closed.consts, *values])
