@@ -184,7 +184,7 @@ def test_clipping_is_exact_and_treats_the_variance_as_a_constant(last_only, caps
         for method in ("auto", "vmap")
     )
     np.testing.assert_allclose(auto.norms, slow.norms, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), auto.grads, slow.grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), auto.grads, slow.grads)
     tables = []
     for each in (noisy, plain):
         dpx.explain_clipping(each, params, *batch)
