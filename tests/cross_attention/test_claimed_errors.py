@@ -35,7 +35,7 @@ def test_sketch_beats_the_mean_of_v_from(d, n):
 
 
 @pytest.mark.slow
-def test_noise_of_the_papers_structure_is_some_300_000_times_the_sketchs():
+def test_noise_of_the_papers_structure_is_some_340_000_times_the_sketchs():
     """n = 1e5, d = 1, ε = 1, the paper's 34 copies: root mean square error of the sums of w·e^{⟨q, k⟩}."""
     K, V, Q = memory(100_000, 1)
     options = cross_attention.as_printed(1)
@@ -49,5 +49,5 @@ def test_noise_of_the_papers_structure_is_some_300_000_times_the_sketchs():
     norms = np.exp(np.square(Q).sum(-1) / 2) ** 0.5
     ours = built.noise_std * np.sqrt(np.square(norms).mean())
     print(f"paper {paper:.3g}, sketch {ours:.3g}, ratio {paper / ours:.3g}")
-    # Answers of one release err together, and there are four releases.
-    assert paper == pytest.approx(3e5 * ours, rel=0.3)
+    # Ten releases have 3.37e5 ± 0.2e5; these four 3.53e5.
+    assert paper == pytest.approx(3.4e5 * ours, rel=0.05)
