@@ -3,18 +3,16 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import ml_collections
-import numpy as np
-from scipy import stats
 
 from dpx import _storage as storage
 from dpx.launch import plotting, records
 from dpx.launch.experiment import Measure
 from dpx.launch.records import Record
+from dpx.launch.tables import mean_and_error
 
 
 def draw(runs: list[Record], folder: Path) -> list[Path]:
@@ -60,7 +58,7 @@ def _draw_training(runs: list[Record], folder: Path) -> list[Path]:
     for (_, name), by_step in curves.items():
         steps = sorted(by_step)
         means, errors = zip(
-            *(mean_and_error([x for x, _ in by_step[k]]) for k in steps), strict=True
+            *(mean_and_error([x for x, _ in by_step[k]], 0.0) for k in steps), strict=True
         )
         line = axis.errorbar(steps, means, yerr=errors, label=name, capsize=2)
         spent = [by_step[step][0][1] for step in steps]
@@ -104,7 +102,9 @@ def _draw_sweeps(runs: list[Record], folder: Path) -> list[Path]:
             figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
             for label, by_x in points.items():
                 xs = sorted(by_x)
-                pairs = [mean_and_error([m.value for m in by_x[x]], by_x[x][0].error) for x in xs]
+                pairs = [
+                    mean_and_error([m.value for m in by_x[x]], by_x[x][0].error or 0.0) for x in xs
+                ]
                 means, errors = zip(*pairs, strict=True)
                 axis.errorbar(xs, means, yerr=errors, marker="o", capsize=3, label=label or column)
             drawn = [m.value for p in points.values() for seen in p.values() for m in seen]
@@ -137,10 +137,3 @@ def _line_name(record: Record, measure: Measure, others: dict) -> str:
 def _legend(axis, beyond: float = 0.0) -> None:
     """Draws a legend beside the axes, where it hides no data."""
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02 + beyond, 1), frameon=False)
-
-
-def mean_and_error(values: Sequence[float], own: float | None = None) -> tuple[float, float]:
-    """The mean of runs and its standard error, which of one run is its `own`, or 0."""
-    if len(values) == 1:
-        return values[0], own or 0.0
-    return float(np.mean(values)), float(stats.sem(values))

@@ -29,9 +29,14 @@ def averaged(group: list[Record]) -> list[Measure]:
         values = [
             record.metrics[measure.name] for record in group if measure.name in record.metrics
         ]
-        error = float(stats.sem(values)) if len(values) > 1 else measure.error
-        means.append(dataclasses.replace(measure, value=float(np.mean(values)), error=error))
+        mean, error = mean_and_error(values, measure.error)
+        means.append(dataclasses.replace(measure, value=mean, error=error))
     return means
+
+
+def mean_and_error(values: Sequence[float], own: Any = None) -> tuple[float, Any]:
+    """The mean of several values and its standard error, which of one value is its `own`."""
+    return float(np.mean(values)), float(stats.sem(values)) if len(values) > 1 else own
 
 
 def table(first: Record, measures: list[Measure]) -> list[str]:
