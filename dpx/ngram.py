@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from dpx import _validate, privacy
+from dpx.data import cells
 from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
 from dpx.release import Blocks, Partial, total
@@ -97,6 +98,7 @@ def fit(
         unit=unit,
         mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip_norm:g}, one Gaussian release with "
         f"noise multiplier {multiplier:.6g}",
+        assumptions=() if users is None else (cells.ONE_EACH,),
     )
     std = multiplier * l2_clip_norm
     return NGram(_smooth(np.asarray(noisy), order, vocab_size, std), order, start, guarantee)

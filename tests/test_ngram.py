@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import ngram
-from dpx.data import surnames
+from dpx.data import cells, surnames
 from dpx.noise import secure
 from dpx.privacy import ADD_OR_REMOVE_ONE
 
@@ -140,6 +140,7 @@ def test_counts_of_a_user_are_clipped_together(clip):
         jax.random.key(0), tokens, mask, users=users, **table, epsilon=1e8, delta=1e-5, unit="user"
     )
     assert released.guarantee.unit == "user"
+    assert released.guarantee.assumptions == (cells.ONE_EACH,)
     with pytest.raises(ValueError, match=r"users of shape \(7,\)"):
         ngram.statistic((tokens, mask, users[1:]), **table)
     hidden = np.ma.masked_equal(users, 2)  # under the mask they would be one user, whoever they are

@@ -20,6 +20,8 @@ from dpx._validate import check_unmasked
 
 Identifier = int | str
 Place = Callable[[int], str]  # gives the name of a row for errors
+# What a guarantee about users assumes, who are told apart by identifiers.
+ONE_EACH = "all records of a user stand under one identifier, which no other user has"
 
 # The words for a missing value that pandas reads and writes; they are no identifiers.
 _MISSING = """

@@ -29,7 +29,7 @@ from dpx.training.layout import Layout
 
 # The place of the words that draw users' records, beside those of `dpx.training.sampling`.
 _RECORDS = 3
-ASSUMPTION = "all records of a user stand under one identifier, which no other user has"
+ASSUMPTION = cells.ONE_EACH
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

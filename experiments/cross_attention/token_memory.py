@@ -12,6 +12,7 @@ from dpx.cross_attention.sketch.sums import with_mass
 from dpx.data.embedding import Projection, fit_projection
 from dpx.noise import release
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.training import users
 from experiments import guarantees
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer.documents import Documents
@@ -131,9 +132,10 @@ def as_sketch(config, total: Total) -> Sketch:
 
 def guarantee(config, mechanism: str) -> PrivacyGuarantee:
     """Of one release of a memory."""
+    budget, unit = (config.epsilon, config.delta), docs.unit(config)
     assumed = ("the pretrained model and the public documents do not depend on the data",)
-    budget = config.epsilon, config.delta
-    return guarantees.gaussian(*budget, mechanism, docs.unit(config), assumptions=assumed)
+    assumed += (users.ASSUMPTION,) if unit == "user" else ()
+    return guarantees.gaussian(*budget, mechanism, unit, assumptions=assumed)
 
 
 def exact_attention(rows: Positions, num_classes: int, logit: float):

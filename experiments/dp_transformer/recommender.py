@@ -7,6 +7,7 @@ import numpy as np
 from dpx.data import Histories
 from dpx.launch.experiment import Candidate, Comparison, Outcome, Plan, compares
 from dpx.training import keys as secrets
+from dpx.training import users
 from experiments import checks
 from experiments.dp_transformer import (
     choice,
@@ -24,6 +25,7 @@ from experiments.dp_transformer import histories as recommender_data
 ASSUMPTIONS = (
     "the catalogue of items is public: which items there are, and their ids",
     "the number of users, which set the sampling probability, the batch size and δ, is public",
+    users.ASSUMPTION,
 )
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, config.log, the progress line)",

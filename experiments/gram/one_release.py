@@ -14,6 +14,7 @@ from dpx.data import Histories, leave_last_out
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
+from dpx.training import users
 from experiments import checks, guarantees
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import ranking, recommender_plain
@@ -114,7 +115,7 @@ def run(config, workdir: Path) -> Outcome:
     # How many items are kept follows from the size of the catalogue.
     begun = (*evaluated.known.items, np.array(evaluated.known.num_items))
     keys = secrets.open_keys(config, workdir, data=begun)
-    filtered = recommender_data.assumptions(config)
+    assumed = users.ASSUMPTION, *recommender_data.assumptions(config)
     exact = recommender_plain.best_popularity(config, evaluated.known)
     results = [("popularity", _rank(config, evaluated, lambda _: exact[None]))]
     releases, chosen = {}, []
@@ -124,7 +125,7 @@ def run(config, workdir: Path) -> Outcome:
         rows = list(_rows(config, evaluated, noise))
         results += [(row.name, row.metrics) for row in rows]
         for row in rows:
-            releases[row.name + suffix] = row.guarantee.assuming(*filtered)
+            releases[row.name + suffix] = row.guarantee.assuming(*assumed)
         chosen = [Measure(row.name, name, x) for row in rows for name, x in row.chosen.items()]
     results.sort(key=lambda result: list(ROWS).index(result[0]))
     # The rows ease and attention read one release, which counts once.

@@ -6,6 +6,7 @@ import pytest
 
 import dpx
 from configs import next_tokens as configs
+from dpx.training import users
 from experiments.cross_attention import next_tokens, token_memory
 from experiments.cross_attention.token_memory import Positions
 
@@ -72,6 +73,15 @@ def test_all_that_a_user_wrote_is_one_record(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         next_tokens.run(config, tmp_path)
     assert len(begun[0]) == 3
+
+
+def test_a_guarantee_of_users_assumes_that_each_has_one_identifier():
+    config = configs.get_config("tiny")
+    assert users.ASSUMPTION not in token_memory.guarantee(config, "memory").assumptions
+    config.data.user = "who"
+    spent = token_memory.guarantee(config, "memory")
+    assert spent.unit == "user"
+    assert users.ASSUMPTION in spent.assumptions
 
 
 def test_a_mixture_is_a_distribution():

@@ -4047,6 +4047,29 @@ FAULTS = (
         "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
     ),
     Fault(
+        "that a user has one identifier is no assumption of n-grams",
+        "dpx/ngram.py",
+        "() if users is None else (cells.ONE_EACH,)",
+        "()",
+        "tests/test_ngram.py::test_counts_of_a_user_are_clipped_together[1.5]",
+    ),
+    Fault(
+        "that a user has one identifier is no assumption of a memory of their texts",
+        "experiments/cross_attention/token_memory.py",
+        '(users.ASSUMPTION,) if unit == "user" else ()',
+        "()",
+        "tests/experiments/test_next_tokens.py"
+        "::test_a_guarantee_of_users_assumes_that_each_has_one_identifier",
+    ),
+    Fault(
+        "that a user has one identifier is no assumption of recommenders",
+        "experiments/dp_transformer/recommender.py",
+        "    users.ASSUMPTION,\n",
+        "",
+        "tests/launch/test_experiments.py"
+        "::test_every_guarantee_of_a_recommender_names_the_filter[recommender:amazon,tiny-0]",
+    ),
+    Fault(
         "a killed training goes on with other users",
         "dpx/training/fitting.py",
         "whose = () if grouped is None else (grouped.order, grouped.begins)",

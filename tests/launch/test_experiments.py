@@ -18,6 +18,7 @@ from dpx.data import load_surnames, synthetic_histories
 from dpx.launch import figures, records, report, run
 from dpx.recommend import item_gram, popularity
 from dpx.training import keys
+from dpx.training import users as people
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import training
@@ -233,6 +234,7 @@ def test_every_guarantee_of_a_recommender_names_the_filter(
     assert len(made.releases) > 3
     for spent in (*made.releases.values(), made.headline, run.compose(made.releases)):
         assert (recommender_data.K_CORE in spent.assumptions) == (min_count != 0)
+        assert people.ASSUMPTION in spent.assumptions
 
 
 @pytest.mark.slow
