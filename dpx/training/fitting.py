@@ -246,8 +246,9 @@ def fit(
     every = (tenth if x is None else x for x in (evaluate_every, log_every, checkpoint_every))
     monitoring = logs.Monitoring(label, folder, progress, evaluate, *every)
     _validate.check_choice(accountant, "accountant", ("pld", "rdp"))
+    parts = ()  # which of several norms is of which array
     if not isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
-        groups.assign(l2_clip_norm, trained.tree)
+        parts = groups.assign(l2_clip_norm, trained.tree).members
     arguments.check_optimizer(
         optimizer, *jax.eval_shape(lambda tree: (tree, loop.wide(tree)), trained.tree)
     )
@@ -303,7 +304,7 @@ def fit(
         "delta": delta,
         "batch_size": batch_size,
         "steps": steps,
-        "l2_clip_norm": adaptive.norms(l2_clip_norm),
+        "l2_clip_norm": [*adaptive.norms(l2_clip_norm), *(parts if any(parts) else ())],
         "normalize": normalize,
         "microbatch_size": computation.microbatch_size,
         "record_key": computation.record_key,

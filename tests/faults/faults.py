@@ -4070,6 +4070,13 @@ FAULTS = (
         "::test_every_guarantee_of_a_recommender_names_the_filter[recommender:amazon,tiny-0]",
     ),
     Fault(
+        "a killed training goes on with other parts of the parameters under its thresholds",
+        "dpx/training/fitting.py",
+        "*(parts if any(parts) else ())",
+        "",
+        GOES_ON,
+    ),
+    Fault(
         "a killed training goes on with other users",
         "dpx/training/fitting.py",
         "whose = () if grouped is None else (grouped.order, grouped.begins)",

@@ -138,6 +138,13 @@ def begun(monkeypatch, tmp_path):
 
 ADAPTIVE = {"l2_clip_norm": AdaptiveClipNorm(start=1.0)}
 PART = {"wrt": {"w": True, "b": False}}
+TWO = {"x": jnp.zeros(()), "y": jnp.zeros(())}
+NESTED = {"params": PARAMS | {"c": TWO, "d": TWO}}
+
+
+def parted(name):
+    """Five thresholds, of which two are of one part of the parameters, and one is of the other."""
+    return {"l2_clip_norm": dict.fromkeys((*PARAMS, "c", "d"), 0.5) | {name: {"x": 0.5, "y": 0.5}}}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +156,7 @@ PART = {"wrt": {"w": True, "b": False}}
         ({}, {"steps": 5}, "steps"),
         ({}, {"l2_clip_norm": 0.6}, "l2_clip_norm"),
         ({}, {"l2_clip_norm": {"w": 0.5, "b": 0.25}}, "l2_clip_norm"),
+        (NESTED | parted("c"), parted("d"), "l2_clip_norm"),
         (ADAPTIVE, {"l2_clip_norm": AdaptiveClipNorm(quantile=0.9)}, "l2_clip_norm"),
         (ADAPTIVE, {"l2_clip_norm": AdaptiveClipNorm(learning_rate=0.1)}, "l2_clip_norm"),
         (ADAPTIVE, {"l2_clip_norm": AdaptiveClipNorm(count_noise=9.0)}, "l2_clip_norm"),
