@@ -148,8 +148,11 @@ OLDER = {
     ),
     "windows by a pattern": (
         "gemma3",
-        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2, "rope_scaling": None},
-        ("rope_parameters", "layer_types", "_sliding_window_pattern"),
+        {
+            "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None,
+            "sliding_window_pattern": 2, "_sliding_window_pattern": 6,
+        },
+        ("rope_parameters", "layer_types"),
         None,
     ),
     "windows from a layer on": ("qwen2_windows", {}, ("layer_types",), None),
