@@ -337,6 +337,19 @@ def test_the_modules_that_are_written_are_matched_in_full(tmp_path):
     np.testing.assert_allclose(model(tokens, mask), expected + bias, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("bert_classifier", None), ("bert", "FEATURE_EXTRACTION"), ("gpt2", "CAUSAL_LM")],
+)
+def test_adapters_are_saved_for_a_task_that_takes_adapters_alone(tmp_path, name, task):
+    """Of SEQ_CLS, `peft` opens no file without the arrays of the head."""
+    model = pretrained.load(folders.HERE / name)
+    lora.attach(model, target_modules="all-linear", rank=2)
+    peft.save(model, tmp_path, base="model")
+    assert json.loads((tmp_path / peft.CONFIG).read_text())["task_type"] == task
+    peft.load(pretrained.load(folders.HERE / name), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "gpt2"])
 def test_texts_beyond_the_context_are_refused(name):
