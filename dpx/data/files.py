@@ -129,7 +129,7 @@ def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
 def number(cell: Any) -> float | None:
     """The number in a cell, which may be NaN or infinite; None if there is none that a float can hold."""
     try:
-        return float(cell)
+        return None if "_" in str(cell) else float(cell)  # Python would read 1_0 as 10
     except (ValueError, TypeError, OverflowError):
         return None
 
@@ -205,9 +205,8 @@ def _member(archive: bytes, name: str) -> bytes:
 
 def whole_number(word: str) -> int:
     """The word as a whole number of at most 64 bits; raises ValueError for any other word."""
-    number = int(word)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{word} has more than 64 bits")
+    if "_" in word or not -(2**63) <= (number := int(word)) < 2**63:
+        raise ValueError(f"{word} is no whole number of 64 bits")
     return number
 
 

@@ -147,9 +147,10 @@ def save(model: Layers, folder: str | Path, *, base: str) -> None:
             zero = np.zeros(second.shape[-1], np.float32)
             arrays[f"{_BEGIN}{module}.lora_B.bias"] = _plain(bias.get(module, zero))
     from_numpy(arrays, folder / WEIGHTS, metadata={"format": "pt"})
+    encoders = None if headed else "FEATURE_EXTRACTION"  # for SEQ_CLS peft asks for a head too
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if is_decoder else "SEQ_CLS" if headed else "FEATURE_EXTRACTION",
+        "task_type": "CAUSAL_LM" if is_decoder else encoders,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,

@@ -1,6 +1,6 @@
 """Documents with a label, as unit vectors that a public corpus defines: private ones, and others that ask."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -170,7 +170,7 @@ def synthetic(config) -> bool:
     return bool(config.data.generated)
 
 
-def halves(config, later: Labelled) -> list[np.ndarray]:
+def halves(config, later: Sized) -> list[np.ndarray]:
     """Which of the later documents are the public corpus, and which ask."""
     return np.array_split(np.random.default_rng(config.seed).permutation(len(later)), 2)
 
@@ -185,13 +185,17 @@ def _texts(config) -> tuple[Labelled, Labelled, tuple[str, ...]]:
         private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
     else:
         private, later = (_table(config, path) for path in _paths(config))
-    names = sorted(set(later[1]))  # of public documents
+    public, _ = halves(config, later[1])
+    names = sorted({later[1][row] for row in public})
     if len(names) != config.num_groups:
         raise ValueError(
             f"config.num_groups={config.num_groups} must be the {len(names)} groups of the public documents"
         )
     number = {name: i for i, name in enumerate(names)}
-    return _numbered(*private, number), _numbered(*later, number), tuple(names)
+    # One that asks may be of another group, which no answer is.
+    of_later = np.array([number.get(group, -1) for group in later[1]])
+    asking = Labelled(np.array(later[0], object), of_later, None)
+    return _numbered(*private, number), asking, tuple(names)
 
 
 def _table(config, path: str) -> tuple[list[str], list[str]]:

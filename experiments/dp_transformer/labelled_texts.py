@@ -62,7 +62,7 @@ def check(config) -> None:
             f"config.data.kind={data.kind!r} is no table of your own: use --config=classify:table"
         )
     labels = tuple(data.labels)
-    if len(labels) < 2 or len(set(labels)) < len(labels):
+    if len(labels) < 2 or len(set(map(str, labels))) < len(labels):
         raise ValueError(
             f"config.data.labels={labels} must name two labels or more, each once: what labels there are is "
             'public, and is not read from the records; --config.data.labels=\'("no", "yes")\''

@@ -22,6 +22,14 @@ def test_tables_with_and_without_a_header(tmp_path, header, suffix, delimiter):
     np.testing.assert_array_equal(load_array(path), MATRIX)
 
 
+def test_a_number_with_an_underscore_is_none(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b\n1,2\n1_0,4\n")  # which Python would read as 10
+    for read in (load_array, lambda path: load_columns(path, ["a"])):
+        with pytest.raises(ValueError, match=r"line 3, column .* is '1_0': write a number"):
+            read(path)
+
+
 def test_one_row_of_a_table_is_one_record(tmp_path):
     """What `str.splitlines` cuts at may stand in a cell: the rest would be rows of others."""
     path = tmp_path / "table.csv"

@@ -274,6 +274,7 @@ FILES = [
     (load_movielens_1m, "a.dat", b"1::2::5::3\x851::2::5::3\n", "line 1 is malformed"),
     (load_movielens_1m, "a.dat", b"1::2::5::99999999999999999999\n", "line 1 is malformed"),
     (load_movielens_1m, "a.dat", b"1::2::5::3\n3::x::1::1\n", "line 2 is malformed"),
+    (load_movielens_1m, "a.dat", b"10::2::5::3\n1_0::3::1::1\n", "line 2 is malformed"),
     (load_movielens_1m, "a.dat", b"", "holds no ratings"),
     (load_movielens_1m, "a.zip", b"PK\x03\x04 nothing", UNPACKED),
     (load_movielens_1m, "a.zip", zipped(cut=80), UNPACKED),

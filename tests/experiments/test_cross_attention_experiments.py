@@ -4,6 +4,7 @@ import types
 
 import jax
 import numpy as np
+import own_files
 import pytest
 
 from configs import cross_attention as config_file
@@ -179,6 +180,7 @@ def test_a_memory_of_texts_is_loaded_and_asked(tmp_path):
     config = config_file.get_config("retrieval,tiny")
     outcome = retrieval.run(config, tmp_path)
     accuracies = {measure.place: measure.value for measure in outcome.measures}
+    assert all(retrieval.ASSUMED in spent.assumptions for spent in outcome.releases.values())
     assert accuracies["sketch"] > 0.9 > 0.4 > accuracies["majority"]
     assert accuracies["attention"] > 0.9
     memory, data = retrieval.load(config, tmp_path), labelled.load(config)
@@ -190,6 +192,24 @@ def test_a_memory_of_texts_is_loaded_and_asked(tmp_path):
     assert np.mean(np.array(best) == groups) > 0.8
     assert all(sum(answer.values()) == pytest.approx(1) for answer in answers)
     assert list(memory.ask([""])[0]) == memory.names  # no word is known
+
+
+def test_a_document_that_asks_names_no_group(tmp_path):
+    """Only the public half of the later documents does, so that no held-out one names what is released."""
+    config = config_file.get_config("retrieval,tiny")
+    config.update_from_flattened_dict(own_files.groups(tmp_path, None))
+    before = labelled.load(config)
+    path = tmp_path / "public.csv"
+    rows = path.read_text().splitlines()
+    asks = labelled.halves(config, rows[1:])[1][0]
+    rows[1 + asks] = rows[1 + asks].rpartition(",")[0] + ",a group of its own"
+    path.write_text("\n".join(rows))
+    after = labelled.load(config)
+    assert after.names == before.names
+    np.testing.assert_array_equal(after.keys, before.keys)
+    np.testing.assert_array_equal(after.queries, before.queries)
+    assert after.truth[0] == -1
+    np.testing.assert_array_equal(after.truth[1:], before.truth[1:])
 
 
 def test_what_a_memory_gives_is_shares_of_one_where_all_scores_are_negative(monkeypatch):

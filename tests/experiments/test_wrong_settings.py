@@ -71,6 +71,7 @@ SAID = [
     ("recommender:amazon_warm,tiny", {"popularity_budget_fraction": 0.1}, "would pay twice"),
     ("classify:table,tiny", {"data.labels": ()}, "must name two labels or more"),
     ("classify:table,tiny", {"data.labels": ("a", "a")}, "each once"),
+    ("classify:table,tiny", {"data.labels": (1, "1")}, "each once"),
     ("classify:table,tiny", {"data.text": None}, "config.data.text is missing"),
     ("classify:table,tiny", {"data.kind": "sentences"}, "is no table of your own"),
     ("classify:table,tiny", {"tune.mode": "probe"}, "must be 'full'"),

@@ -148,8 +148,11 @@ OLDER = {
     ),
     "windows by a pattern": (
         "gemma3",
-        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2, "rope_scaling": None},
-        ("rope_parameters", "layer_types", "_sliding_window_pattern"),
+        {
+            "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None,
+            "sliding_window_pattern": 2, "_sliding_window_pattern": 6,
+        },
+        ("rope_parameters", "layer_types"),
         None,
     ),
     "windows from a layer on": ("qwen2_windows", {}, ("layer_types",), None),
@@ -332,6 +335,19 @@ def test_the_modules_that_are_written_are_matched_in_full(tmp_path):
     bias = 2.0 * stored["base_model.model.lm_head.lora_B.bias"]
     tokens, mask, expected = folders.reference("llama")
     np.testing.assert_allclose(model(tokens, mask), expected + bias, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("bert_classifier", None), ("bert", "FEATURE_EXTRACTION"), ("gpt2", "CAUSAL_LM")],
+)
+def test_adapters_are_saved_for_a_task_that_takes_adapters_alone(tmp_path, name, task):
+    """Of SEQ_CLS, `peft` opens no file without the arrays of the head."""
+    model = pretrained.load(folders.HERE / name)
+    lora.attach(model, target_modules="all-linear", rank=2)
+    peft.save(model, tmp_path, base="model")
+    assert json.loads((tmp_path / peft.CONFIG).read_text())["task_type"] == task
+    peft.load(pretrained.load(folders.HERE / name), tmp_path)
 
 
 @pytest.mark.slow

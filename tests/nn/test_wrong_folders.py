@@ -23,6 +23,8 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
 CONFIGS = {
     "llama": [
         ({"model_type": "mamba"}, "model_type='mamba', which must be one of llama, mistral"),
+        ({"model_type": ["llama"]}, r"model_type=\['llama'\], which must be one of llama"),
+        ({"hidden_act": ["silu"]}, r"hidden_act=\['silu'\], which must be one of silu"),
         ({"architectures": ["LlamaModel"]}, "architectures=.*must be one of LlamaForCausalLM"),
         ({"architectures": None}, "architectures=None"),
         ({"residual_multiplier": 0.5}, "residual_multiplier=0.5, which is not a setting"),
@@ -52,6 +54,7 @@ CONFIGS = {
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ({"layer_types": ["full_attention"]}, "layer_types=.*must be 2 times"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types=.*must be 2"),
+        ({"layer_types": ["full_attention", ["full_attention"]]}, "layer_types=.*must be 2"),
     ],
     "gpt2": [
         ({"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx=True, which must be False"),
@@ -65,10 +68,14 @@ CONFIGS = {
     ],
     "bert_classifier": [
         ({"architectures": ["BertModel"]}, "2 arrays that are not supported, classifier.bias"),
+        ({"id2label": 3}, "id2label=3, which must be names by number"),
         ({"id2label": {"0": "a"}}, r"classifier.weight of shape \(3, 16\), which must be \(1, 16\)"),
     ],
     "roberta": [({"pad_token_id": None}, "pad_token_id=None")],
-    "qwen2_windows": [({"layer_types": None, "max_window_layers": None}, "max_window_layers=None")],
+    "qwen2_windows": [
+        ({"layer_types": None, "max_window_layers": None}, "max_window_layers=None"),
+        ({"max_window_layers": "1"}, "max_window_layers='1'"),
+    ],
 }  # fmt: skip
 CASES = [(name, change, words) for name, rows in CONFIGS.items() for change, words in rows]
 
@@ -104,6 +111,14 @@ def test_arrays_that_make_another_model_are_named(tmp_path, changes, words):
         return {k: v for k, v in (arrays | changes).items() if v is not None}
 
     refused(folders.changed(tmp_path / "model", "llama", arrays=changed), words)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_a_head_of_its_own_beside_a_tie_is_named(tmp_path, name):
+    """`transformers` uses such a head, whatever the settings say."""
+    arrays = {"lm_head.weight": np.ones((40, 16), "f4")}
+    folder = folders.changed(tmp_path / "model", name, arrays=lambda own: own | arrays)
+    refused(folder, "holds lm_head.weight, which must be the table of tokens")
 
 
 def test_files_that_are_missing_or_cut_off_are_named(tmp_path):
@@ -178,6 +193,16 @@ def test_a_tokenizer_reads_names_of_control_tokens_as_text(tmp_path):
     assert len(ids) == 14
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "start"),
+    [(50256, 3, 3), ([], -1, None), ([40, 2], [39], 39), (True, 1.0, None)],
+)
+def test_a_token_that_the_model_has_not_begins_no_text(tmp_path, first, last, start):
+    config = {"bos_token_id": first, "eos_token_id": last}
+    folder = folders.with_letters(tmp_path / "model", config=config)
+    assert pretrained.tokenizer(folder).start == start
+
+
 def test_an_encoder_is_given_its_marks_within_the_length(tmp_path):
     folder = folders.changed(tmp_path / "model", "bert")
     built = word_level(40)
@@ -194,6 +219,7 @@ def test_an_encoder_is_given_its_marks_within_the_length(tmp_path):
     assert ids.tolist() == [1, 7, 8, 9, 10, 2]
     (ids,) = found.encode(["w7 w8 w9 w10"], length=4)
     assert ids.tolist() == [1, 7, 8, 2]
+    assert found.encode(["w7 w8"], length=1)[0].tolist() == [1]
     tokens, mask = pretrained.padded([ids, ids[:2]])
     assert tokens.tolist() == [[1, 7, 8, 2], [1, 7, 0, 0]]
     assert mask.tolist() == [[True] * 4, [True, True, False, False]]

@@ -156,7 +156,8 @@ def _mistral(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
 def _qwen(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
     window, first = keys.optional_size("sliding_window"), keys.read("max_window_layers", None)
     windowed = keys.flag("use_sliding_window", False) and window is not None
-    if windowed and "layer_types" not in keys and not isinstance(first, int):
+    optional = not windowed or "layer_types" in keys
+    if not isinstance(first, int | None if optional else int):
         raise keys.wrong("max_window_layers", first, "must be a number")
     numbers = range(found["num_layers"])
     default = [windowed and first is not None and number >= first for number in numbers]
@@ -165,7 +166,8 @@ def _qwen(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
-    every = keys.size("_sliding_window_pattern", keys.read("sliding_window_pattern", 6))
+    keys.read("_sliding_window_pattern", None)  # repeats what `layer_types` say
+    every = keys.size("sliding_window_pattern", 6)
     default = [(number + 1) % every != 0 for number in range(found["num_layers"])]
     windows = _windows(keys, default, keys.size("sliding_window"))
     width, thetas = keys.size("head_dim"), {"full_attention": 1e6, "sliding_attention": 10000.0}
@@ -198,7 +200,8 @@ def _windows(keys: Keys, default: list[bool], window: int | None) -> tuple[int |
     types = keys.read("layer_types", None)
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
-        if not isinstance(types, list) or len(types) != len(default) or not set(types) <= {*known}:
+        fits = isinstance(types, list) and all(kind in [*known] for kind in types)
+        if not fits or len(types) != len(default):
             needed = f"must be {len(default)} times full_attention or sliding_attention"
             raise keys.wrong("layer_types", types, needed)
         default = [known[kind] for kind in types]
@@ -219,6 +222,8 @@ def _encoder(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
     if not architecture.endswith("ForSequenceClassification"):
         return {"labels": 0}
     names = keys.read("id2label", None)
+    if not isinstance(names, Mapping | None):
+        raise keys.wrong("id2label", names, "must be names by number")
     return {"labels": keys.size("num_labels", 2 if names is None else len(names))}
 
 

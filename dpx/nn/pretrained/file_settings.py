@@ -106,7 +106,8 @@ class Keys:
     def activation(self, name: str) -> str:
         """An activation, by its name in `Decoder` and `Encoder`."""
         value, needed = self.read(name), f"must be one of {', '.join(_ACTIVATIONS)}"
-        return _ACTIVATIONS[self._fitting(name, value, value in _ACTIVATIONS, needed)]
+        fits = isinstance(value, str) and value in _ACTIVATIONS
+        return _ACTIVATIONS[self._fitting(name, value, fits, needed)]
 
     def part(self, name: str) -> "Keys | None":
         """Settings within the settings, or None if there are none of that name."""

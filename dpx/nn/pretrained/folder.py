@@ -48,7 +48,7 @@ class Folder:
         self.config = read_json(self.path / "config.json")
         keys = Keys(str(self.path / "config.json"), self.config)
         kind, architectures = (self.config.get(key) for key in ("model_type", "architectures"))
-        if kind not in FAMILIES:
+        if not isinstance(kind, str) or kind not in FAMILIES:
             raise keys.wrong("model_type", kind, f"must be one of {', '.join(FAMILIES)}")
         self.family = FAMILIES[kind]
         known = self.family.architectures

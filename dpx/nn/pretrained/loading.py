@@ -87,7 +87,15 @@ def load(
     }
     known = {place for own in wanted.values() for place in own}
     if getattr(checkpoint.settings, "tied", False):
-        known.add(checkpoint.family.array("head"))  # a copy of the table
+        table, head = map(checkpoint.family.array, ("embed", "head"))
+        known.add(head)  # a copy of the table
+        if head in checkpoint.names() and not np.array_equal(
+            checkpoint.array(table), checkpoint.array(head)
+        ):
+            raise ValueError(
+                f"{checkpoint.path} holds {head}, which must be the table of tokens, to which its settings "
+                "tie it: set tie_word_embeddings to false if it is a head of its own"
+            )
     unknown = sorted(
         name
         for name in checkpoint.names()

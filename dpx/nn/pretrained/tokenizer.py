@@ -40,7 +40,7 @@ class Tokenizer:
         else:
             self._tokenizer.enable_truncation(length)
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=self.marks)
-        return [np.asarray(one.ids, np.int32) for one in encoded]
+        return [np.asarray(one.ids[:length], np.int32) for one in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -100,8 +100,12 @@ def from_json(path: Path, vocab_size: int, starts: Sequence[Any], *, marks: bool
         )
     built.no_padding()
     built.encode_special_tokens = True  # names of control tokens in a text are only text
-    numbers = [vocabulary.get(_SEPARATOR), *(x[0] if isinstance(x, list) else x for x in starts)]
-    start = next((number for number in numbers if isinstance(number, int)), None)
+    numbers = [
+        vocabulary.get(_SEPARATOR),
+        *(x[0] if isinstance(x, list) and x else x for x in starts),
+    ]
+    known = (x for x in numbers if type(x) is int and 0 <= x < vocab_size)
+    start = next(known, None)
     return Tokenizer(built, start, marks=marks)
 
 
