@@ -146,8 +146,7 @@ def gain(eqn: Any) -> float | None:
     name = eqn.primitive.name
     if name not in ("neg", "mul", "div") or len(variables(eqn)) != 1:
         return None
-    numbers = [complex(v.val) for v in eqn.invars if isinstance(v, core.Literal)]
-    number = numbers[0] if numbers else -1.0
+    number = next((complex(v.val) for v in eqn.invars if isinstance(v, core.Literal)), -1.0)
     divides = name == "div"
     if number.imag or (divides and (not number or isinstance(eqn.invars[0], core.Literal))):
         return None

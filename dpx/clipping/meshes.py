@@ -7,6 +7,7 @@ before they are clipped. Axes with explicit sharding types are handed to `jax.sh
 batch, which leaves one reduction of the sums, and to the compiler where they shard parameters.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def on_one_cpu() -> bool:
 
 def zeros(like: Any) -> Any:
     """Zeros of the same shapes and types, which vary over the same axes of a mesh."""
-    return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), varying(s)), like)
+    once = functools.cache(lambda shape, dtype, axes: vary(jnp.zeros(shape, dtype), axes))
+    return jax.tree.map(lambda s: once(s.shape, s.dtype, varying(s)), like)
 
 
 def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:

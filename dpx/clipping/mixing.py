@@ -44,13 +44,13 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
     jaxpr = program.jaxpr
     own = [i >= count for i in range(len(jaxpr.invars))]
     live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
-    if (made := _averages(jaxpr, own)) and made - _averages(live, own):
+    used = jaxprs.walked(jaxpr, own)
+    if (made := _averages(used)) and made - _averages(jaxprs.walked(live, own)):
         raise ValueError(
             "loss_fn keeps a moving average, as BatchNorm in training mode does, whose statistics mix "
             "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
             "frozen statistics (use_running_average=True)"
         )
-    used = jaxprs.walked(jaxpr, own)
     for eqn, _, own_axes in used:
         _refuse_collective(eqn, own_axes)
     # A compiled function keeps what it closes over to itself.
@@ -87,10 +87,10 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
         )
 
 
-def _averages(jaxpr: Any, own: Sequence[bool]) -> set[Any]:
+def _averages(used: Sequence[tuple]) -> set[Any]:
     """The types and shares of sums of a share of an array, and of the rest of one of the example."""
     gains, found = {}, set()
-    for eqn, of_example, _ in jaxprs.walked(jaxpr, own):
+    for eqn, of_example, _ in used:
         shared = [v for v, is_own in zip(eqn.invars, of_example, strict=True) if not is_own]
         if eqn.primitive.name in ("mul", "div") and any(v.aval.size == 1 for v in shared):
             gains[eqn.outvars[0]] = jaxprs.gain(eqn)  # None: the program has no such number.

@@ -37,8 +37,7 @@ def uses(trick: str) -> bool:
 
 def keeps_blocks() -> bool:
     """Whether an ordinary step holds the activations of rematerialised blocks, as it does before JAX 0.12."""
-    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
-    return uses("kept") and version < (0, 12)
+    return uses("kept") and jax.__version_info__ < (0, 12)
 
 
 def by_rows(weights: jax.Array, held: jax.Array) -> jax.Array:

@@ -2908,7 +2908,7 @@ FAULTS = (
     Fault(
         "a moving average of examples is not refused",
         "dpx/clipping/mixing.py",
-        "made - _averages(live, own)",
+        "made - _averages(jaxprs.walked(live, own))",
         "False",
         VOIDS.format("average: linen-auto"),
     ),
