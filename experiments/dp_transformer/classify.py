@@ -202,8 +202,8 @@ def _assumptions(config) -> tuple[str, ...]:
     of = unit(config)
     return (
         corpus.PUBLIC_NUMBER.format(of),
-        "the labels that there are, the encoder and its tokenizer are public, and depend on none of the "
-        "records",
+        "the labels that there are, the model before training and its tokenizer are public, and depend on "
+        "none of the records",
         *([users.ASSUMPTION] if of == "user" else []),
     )
 

@@ -13,6 +13,7 @@ from sklearn import metrics
 
 from dpx.data import sentences
 from dpx.launch import query, records
+from dpx.nn import pretrained
 from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
 
@@ -208,8 +209,8 @@ def test_predictions_on_the_command_line(finished):
         assert words in ended.stderr
 
 
-def with_tokenizer(folder):
-    """A tiny BERT with a tokenizer of whole words."""
+def with_tokenizer(folder, kind="bert"):
+    """A tiny model with a tokenizer of whole words."""
     tokenizers = pytest.importorskip("tokenizers")
     words = [
         "[PAD]",
@@ -223,17 +224,66 @@ def with_tokenizer(folder):
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     around = [("[CLS]", 2), ("[SEP]", 3)]
     made.post_processor = tokenizers.processors.BertProcessing(*reversed(around))
-    folders.changed(folder, "bert")
+    folders.changed(folder, kind)
     made.save(str(folder / "tokenizer.json"))
     return folder
 
 
+@pytest.mark.parametrize("kind", ["bert", "gemma3"])
+def test_features_are_those_of_a_text_alone(tmp_path, kind):
+    """Of an encoder the mean states of all tokens, and of a decoder those of the last token of a text.
+
+    They have the same bits whichever texts are read beside it, as privacy needs.
+    """
+    config = records.load_config(SOURCE)
+    path = with_tokenizer(tmp_path / "model", kind)
+    config.model.update({"kind": "pretrained", "path": str(path), "kept_layers": 2})
+    config.tune.mode, config.data.length, config.model.read_layers = "probe", 16, 2
+    model = classifier.build(config)
+    plain = pretrained.load(path)
+    texts = ["a1", "b2 a1 w0", "w1 " * 6, "b1 " * 30, "w3 w4"]
+    arrays = pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
+    found = classifier.frozen_features(model, *arrays)
+    for row, tokens in zip(found, model.tokenizer.encode(texts, model.length), strict=True):
+        states = [np.asarray(x, np.float64) for x in plain.states(tokens, last=2)]
+        each = [x.mean(0) if kind == "bert" else x[-1] for x in states]
+        expected = np.concatenate([x / np.sqrt(np.square(x).mean()) for x in each])
+        np.testing.assert_allclose(row, expected / np.sqrt(np.square(expected).mean()), atol=2e-5)
+    for left_out in range(len(texts)):
+        rest = np.arange(len(texts)) != left_out
+        fewer = classifier.frozen_features(model, *(x[rest] for x in arrays))
+        np.testing.assert_array_equal(fewer, found[rest])
+
+
+def test_a_decoder_loses_its_last_third_unless_its_layers_are_counted(tmp_path):
+    config = records.load_config(SOURCE)
+    path = with_tokenizer(tmp_path / "model", "qwen2_windows")
+    config.model.update({"kind": "pretrained", "path": str(path), "read_layers": 1})
+    config.tune.mode, config.data.length = "probe", 16
+    tokens = np.array([[5, 6, 7, 8]])
+    plain = pretrained.load(path)
+    whole = plain.settings.num_layers
+    for given, kept in ((0, -(-2 * whole // 3)), *((n, n) for n in range(1, whole + 1))):
+        config.model.kept_layers = given
+        model = classifier.build(config)
+        expected = np.asarray(plain.states(tokens[0], last=whole)[kept - 1][-1])
+        found = classifier.frozen_features(model, tokens, np.ones((1, 4), bool))[0]
+        expected = expected / np.sqrt(np.square(expected).mean())
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+    config.model.kept_layers = whole + 1
+    with pytest.raises(ValueError, match=f"kept_layers={whole + 1} must be at most {whole}"):
+        classifier.build(config)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "gemma3"])
 @pytest.mark.parametrize("mode", ["probe", "lora", "full"])
-def test_a_pretrained_encoder_starts_as_it_is(tmp_path, mode):
+def test_a_pretrained_model_starts_as_it_is(tmp_path, mode, kind):
     """New adapters and a head of zeros change no feature, and every mode reads the same ones."""
     config = records.load_config(SOURCE)
-    config.model.update({"kind": "pretrained", "path": str(with_tokenizer(tmp_path / "model"))})
+    config.model.update(
+        {"kind": "pretrained", "path": str(with_tokenizer(tmp_path / "model", kind))}
+    )
     config.tune.mode, config.data.length, config.model.read_layers = mode, 16, 2
     model = classifier.build(config)
     train, _ = labelled_texts.load(config)

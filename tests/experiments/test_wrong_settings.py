@@ -13,7 +13,8 @@ from dpx.launch import run
 NAMED = {
     "classify:table,tiny": (
         "data.kind='films' data.held_out=1.0 tune.mode='none' model.kind='random' "
-        "model.read_layers=0 center_budget_fraction=1.0 words.dim=0 model.dtype='float17'"
+        "model.kept_layers=-1 model.read_layers=0 model.dtype='float17' words.dim=0 "
+        "center_budget_fraction=1.0"
     ),
     "classify:sentences,tiny": "words.batch_size=1000000",
     "cross_attention:size,tiny": (

@@ -52,26 +52,39 @@ def test_outputs_are_those_of_transformers(name):
     np.testing.assert_allclose(alone, padded, atol=2e-5)
 
 
-def test_states_of_several_layers_are_those_of_models_that_end_there():
-    tokens, mask, _ = folders.reference("bert")
-    model = pretrained.load(folders.HERE / "bert")
+def end(model, x):
+    """What a model returns after its last layer: a decoder that has a shift alone begins behind it."""
+    if isinstance(model, Encoder):
+        return x
+    model.shift = nnx.LoRAParam(jnp.zeros(model.settings.dim))
+    return model.logits(x)
+
+
+@pytest.mark.quick_cases("bert", "gemma3")
+@pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "llama", "qwen2_windows", "gemma3"])
+def test_states_of_several_layers_are_those_of_models_that_end_there(name):
+    tokens, mask, _ = folders.reference(name)
+    model, plain = (pretrained.load(folders.HERE / name) for _ in range(2))
     lora.attach(model, target_modules="all-linear", rank=2, layers=1)
     second = model.adapters["up"]["second"]
     second[...] = jax.random.normal(jax.random.key(0), second.shape)
     count = model.settings.num_layers
     found = model.states(tokens, mask, last=count)
-    np.testing.assert_allclose(found[-1], model(tokens, mask), atol=1e-5)
-    plain = pretrained.load(folders.HERE / "bert")
+    np.testing.assert_allclose(end(plain, found[-1]), model(tokens, mask), atol=1e-5)
     for stop in range(1, count):  # of which none has adapters
-        short = Encoder(dataclasses.replace(plain.settings, num_layers=stop), rngs=nnx.Rngs(0))
-        for name, value, stacked in plain.own():
+        windows = getattr(plain.settings, "windows", None)
+        cut = {} if windows is None else {"windows": windows[:stop]}
+        settings = dataclasses.replace(plain.settings, num_layers=stop, **cut)
+        short = type(plain)(settings, rngs=nnx.Rngs(0))
+        for part, value, stacked in plain.own():
             if stacked:
-                short.layers[name][...] = value[...][:stop]
-            else:
-                getattr(short, name)[...] = value[...]
-        np.testing.assert_allclose(found[stop - 1], short(tokens, mask), atol=1e-5)
+                short.layers[part][...] = value[...][:stop]
+            elif part != "shift":
+                getattr(short, part)[...] = value[...]
+        expected = short(tokens, mask)
+        np.testing.assert_allclose(end(short, found[stop - 1]), expected, atol=1e-5)
     with pytest.raises(ValueError, match=f"last={count + 1} must be from 1 to {count}"):
-        model.states(tokens, last=count + 1)
+        plain.states(tokens, last=count + 1)
 
 
 def stored_as(kind):

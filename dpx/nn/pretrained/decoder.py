@@ -42,12 +42,7 @@ class Decoder(Layers):
 
         If only adapters are trained it never changes, and can be computed once for each text.
         """
-        x = self._embedded(tokens, mask)
-        if self.settings.embed_scale != 1:
-            x = x * jnp.asarray(self.settings.embed_scale, x.dtype)
-        if self.settings.rotary is None:
-            x = x + self._rows(self.positions, jnp.arange(tokens.shape[-1]))
-        return self._run(x, mask, 0, self.first_adapted)
+        return self._run(self._begin(tokens, mask), mask, 0, self.first_adapted)
 
     def logits(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """The rest of the model after `trunk`: (..., L, d) -> (..., L, V) float32."""
@@ -59,8 +54,15 @@ class Decoder(Layers):
             return self._product(x, outer["embed"], jnp.float32, axis=1)
         return self._product(x, outer["head"], jnp.float32)
 
+    def _begin(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
+        x = self._embedded(tokens, mask)
+        if self.settings.embed_scale != 1:
+            x = x * jnp.asarray(self.settings.embed_scale, x.dtype)
+        if self.settings.rotary is None:
+            x = x + self._rows(self.positions, jnp.arange(tokens.shape[-1]))
+        return x
+
     def _run(self, x: jax.Array, mask: jax.Array | None, start: int, stop: int) -> jax.Array:
-        """x after layers `start` to `stop`, with their adapters if they have any."""
         kinds, of_layers = self.settings.kinds()
         attend = jnp.stack([_attending(x.shape[-2], window) for window, _ in kinds])
         if mask is not None:

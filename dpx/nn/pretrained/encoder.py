@@ -36,32 +36,19 @@ class Encoder(Layers):
         pooled = ACTIVATIONS[settings.head_activation](first).astype(x.dtype)
         return self._product(pooled, outer["head"], jnp.float32) + outer["head_bias"]
 
-    def states(
-        self, tokens: jax.Array, mask: jax.Array | None = None, *, last: int = 1
-    ) -> list[jax.Array]:
-        """The hidden states after each of the `last` layers, (..., L, d) in `dtype`.
-
-        Raises:
-          ValueError: as for a call, and for layers that there are not.
-        """
-        count = self.settings.num_layers
-        if not 1 <= last <= count:
-            raise ValueError(f"last={last} must be from 1 to {count}: the model has no more layers")
+    def _begin(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
         x = self._embedded(tokens, mask) + self._rows(self.positions, self._places(tokens))
         if self.settings.types:
             x = x + self._rows(self.types, jnp.zeros((), jnp.int32))
-        x = self._normed("norm", x, self._outer())
+        return self._normed("norm", x, self._outer())
+
+    def _run(self, x: jax.Array, mask: jax.Array | None, start: int, stop: int) -> jax.Array:
         seen = None if mask is None else attention.boolean(mask)[..., None, None, :]
 
         def layer(x, weights, adapters):
             return self._layer(x, weights, adapters, seen)
 
-        found, start = [], 0
-        for stop in sorted({self.first_adapted, *range(count - last + 1, count + 1)}):
-            x, start = self._scan(layer, x, start, stop), stop
-            if stop > count - last:
-                found.append(x)
-        return found
+        return self._scan(layer, x, start, stop)
 
     def _places(self, tokens: jax.Array) -> jax.Array:
         """The row of each token in the table of positions."""

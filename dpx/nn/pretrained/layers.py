@@ -103,6 +103,34 @@ class Layers(nnx.Module):
             return self.settings.num_layers - counts[0]
         return 0 if self.shift is None else self.settings.num_layers
 
+    def states(
+        self, tokens: jax.Array, mask: jax.Array | None = None, *, last: int = 1
+    ) -> list[jax.Array]:
+        """The hidden states after each of the `last` layers, (..., L, d) in `dtype`.
+
+        Those of a decoder are not normalised yet.
+
+        Raises:
+          ValueError: as for a call, and for layers that there are not.
+        """
+        count = self.settings.num_layers
+        if not 1 <= last <= count:
+            raise ValueError(f"last={last} must be from 1 to {count}: the model has no more layers")
+        x, found, start = self._begin(tokens, mask), [], 0
+        for stop in sorted({self.first_adapted, *range(count - last + 1, count + 1)}):
+            x, start = self._run(x, mask, start, stop), stop
+            if stop > count - last:
+                found.append(x)
+        return found
+
+    def _begin(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """What enters the first layer, (..., L, d) in `dtype`."""
+        raise NotImplementedError
+
+    def _run(self, x: jax.Array, mask: jax.Array | None, start: int, stop: int) -> jax.Array:
+        """x after layers `start` to `stop`, with their adapters if they have any."""
+        raise NotImplementedError
+
     def _embedded(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
         """The embeddings of tokens (..., L), which are checked, as (..., L, d) in `dtype`."""
         settings = self.settings
