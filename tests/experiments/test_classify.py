@@ -12,7 +12,7 @@ from command_line import call
 from sklearn import metrics
 
 from dpx.data import sentences
-from dpx.launch import query, records
+from dpx.launch import query, records, run
 from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
 
@@ -249,3 +249,13 @@ def test_a_pretrained_encoder_starts_as_it_is(tmp_path, mode):
     np.testing.assert_allclose(logits, found @ trained["weights"], rtol=1e-4, atol=1e-4)
     sizes = [x.size for x in jax.tree.leaves(model.trained)]
     assert {"probe": len(sizes) == 2, "lora": len(sizes) > 2, "full": len(sizes) > 10}[mode]
+
+
+@pytest.mark.slow
+def test_an_encoder_as_wide_as_a_microbatch_is_not_taken_for_examples(tmp_path, recwarn):
+    rows = [f"text {i},{'yes' if i % 2 else 'no'},a" for i in range(200)]
+    config = table(tmp_path, rows)
+    config.non_private.steps, config.model.dim = 0, config.train.microbatch_size
+    run.prepare(config, "classify:table,tiny", tmp_path / "run")
+    run.execute(config, tmp_path / "run")
+    assert not [str(w.message) for w in recwarn if "closes over" in str(w.message)]
