@@ -109,10 +109,24 @@ def notebooks() -> list[Path]:
 
 def _reference(room: str) -> str:
     parts = [f"# dpx.{room}\n\n::: dpx.{room}\n"]
+    options = "    options:\n      heading_level: 3\n"
+    for name in _hidden(room):
+        parts.append(f"## {name}\n\n::: dpx.{room}.{name}.{name}\n{options}")
     for name in MODULES.get(room, ()):
-        options = "    options:\n      heading_level: 3\n"
         parts.append(f"## dpx.{room}.{name}\n\n::: dpx.{room}.{name}\n{options}")
     return "\n".join(parts)
+
+
+def _hidden(room: str) -> list[str]:
+    """The functions of a room whose module has their name, and stands in their place for mkdocstrings."""
+    package = ROOT / "dpx" / room.replace(".", "/")
+    if not package.is_dir():
+        return []
+    init = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in init.body if isinstance(node, ast.ImportFrom)]
+    own = [(node.module or "").rpartition(".")[2] for node in imports]
+    named = zip(own, imports, strict=True)
+    return [name for name, node in named if name in {alias.name for alias in node.names}]
 
 
 def _configs() -> str:

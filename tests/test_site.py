@@ -88,6 +88,9 @@ def test_included_pages_are_those_of_the_repository(site):
     assert "recommender:table" in configs
     training = (site / "api" / "training" / "index.html").read_text(encoding="utf-8")
     assert 'id="dpx.training.fit"' in training
+    for room, name in [("training", "privatize"), ("audit", "replay"), ("noise", "release")]:
+        text = (site / "api" / room / "index.html").read_text(encoding="utf-8")
+        assert f'id="{name}"' in text  # whose module has their name
 
 
 @pytest.fixture(scope="module")

@@ -75,11 +75,13 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
 
     Raises:
       ValueError, FileNotFoundError: as `check` and `records.begin`, before anything is written.
+      storage.StorageError: if `config.log` is a file that is no log.
     """
     # The mesh may differ, since a run does not depend on the devices that compute it.
     settings = {k: v for k, v in records.flatten(config).items() if k.split(".")[0] != "mesh"}
     _processes.check_same({f"config.{name}": value for name, value in settings.items()})
     check(config)
+    trackers.check_table(config.get("log"), workdir)
     _processes.of_first(lambda: records.begin(config, source, workdir))
 
 

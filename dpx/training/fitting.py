@@ -257,6 +257,7 @@ def fit(
     normalize = arguments.check_flag(normalize, "normalize")
     secure = arguments.check_flag(secure, "secure")
     trackers.check(log, workdir)
+    trackers.check_table(log, folder)
     assumptions = arguments.check_assumptions(assumptions)
     purposes.check(key, secure)
 

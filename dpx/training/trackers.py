@@ -43,6 +43,12 @@ def check(target: Any, workdir: Any = ".") -> str | Tracker | None:
     return target
 
 
+def check_table(target: Any, folder: Path | None) -> None:
+    """Raises StorageError for a table that is no log of this module; what is no table passes."""
+    if isinstance(target, str) and target.endswith(".csv"):
+        _rows((folder or Path()) / target)
+
+
 @contextlib.contextmanager
 def to(target: str | Tracker | None) -> Iterator[None]:
     """A context in which trainings also log to `target`; None changes nothing."""
@@ -95,15 +101,8 @@ def named(entry: Mapping[str, Any]) -> dict[str, float]:
 
 def _table(path: Path, label: str, start: int) -> Tracker:
     """A function that appends rows of `_COLUMNS` to a file, without what came after a last checkpoint."""
-    kept = []
-    if path.exists():
-        header, *kept = [*csv.reader(io.StringIO(storage.read_text(path)))] or [_COLUMNS]
-        if tuple(header) != _COLUMNS:
-            raise storage.StorageError(
-                f"log={path} must be no file of yours: give the path of a new one"
-            )
     # A row that was cut off while it was written is left out.
-    kept = [row for row in kept if len(row) == len(_COLUMNS) and row[1].isdecimal()]
+    kept = [row for row in _rows(path) if len(row) == len(_COLUMNS) and row[1].isdecimal()]
     kept = [row for row in kept if row[0] != label or int(row[1]) <= start]
     text = io.StringIO(newline="")
     csv.writer(text).writerows([_COLUMNS, *kept])
@@ -114,3 +113,15 @@ def _table(path: Path, label: str, start: int) -> Tracker:
             csv.writer(file).writerows([label, step, *pair] for pair in numbers.items())
 
     return append
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """The rows below the header of a table that a log has begun; none where there is no file."""
+    if not path.exists():
+        return []
+    header, *rows = [*csv.reader(io.StringIO(storage.read_text(path)))] or [list(_COLUMNS)]
+    if tuple(header) != _COLUMNS:
+        raise storage.StorageError(
+            f"log={path} must be no file of yours: give the path of a new one"
+        )
+    return rows

@@ -76,12 +76,4 @@ def words(config, lead: float) -> str:
 def check(config) -> None:
     """Raises ValueError for a share that cannot be used."""
     why = "0 serves the trained model, whatever it is worth"
-    checks.share(config, "choice_budget_fraction", zero=True, why=why)
-    for name in ("popularity_budget_fraction", "start.budget_fraction"):
-        section, _, field = name.rpartition(".")
-        share = (config[section] if section else config)[field]
-        if share and share + config.choice_budget_fraction >= 1:
-            raise ValueError(
-                f"config.choice_budget_fraction={config.choice_budget_fraction} and config.{name}={share} "
-                "must leave some of the budget for training: let them add up to less than 1"
-            )
+    checks.share(config, "choice_budget_fraction", budget=True, why=why)

@@ -120,10 +120,13 @@ def build(config) -> Classifier:
     return Classifier(graph, own, frozen, tokenizer, length, labels, mode, layers, center)
 
 
-def loss(model: Classifier, trained: dict[str, Any], frozen: Any, *example: jax.Array) -> jax.Array:
-    """The cross-entropy of one text: its arrays, its label, and a key that nothing needs."""
-    *text, label, _ = example
-    logits = model.logits(trained, frozen, *text)
+def loss(model: Classifier, trained: dict[str, Any], fixed: Any, *example: jax.Array) -> jax.Array:
+    """The cross-entropy of one text: its arrays, its label, and a key that nothing needs.
+
+    `fixed` are `frozen` and `center`, since an array that a loss closes over may look like examples.
+    """
+    (frozen, center), (*text, label, _) = fixed, example
+    logits = model._replace(center=center).logits(trained, frozen, *text)
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 

@@ -248,7 +248,7 @@ def _train(
         privacy=privacy,
         mesh=config.mesh,
         users=train.users,
-        frozen=model.frozen,
+        frozen=(model.frozen, model.center),
     )
     return PrivateClassifier(model, trained)
 

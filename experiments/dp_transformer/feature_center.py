@@ -19,7 +19,7 @@ LABEL = "mean of the features"
 def check(config) -> None:
     """Raises ValueError for a share of the budget that cannot be spent."""
     why = "the rest pays for training, 0 releases no mean"
-    checks.share(config, "center_budget_fraction", zero=True, why=why)
+    checks.share(config, "center_budget_fraction", budget=True, why=why)
 
 
 def guarantee(config, unit: str, assumptions: tuple[str, ...]) -> dpx.PrivacyGuarantee | None:

@@ -50,6 +50,7 @@ def validate(config) -> None:
 def check(config, corpus: Corpus) -> None:
     """Raises ValueError for a config that these records cannot be used with."""
     training.check_both(config, corpus.train.num_units)
+    checks.share(config, "prior.budget_fraction", budget=True)
     models.check(config, corpus.public.vocab_size)
     for order in (*config.ngrams, config.prior.order):
         if order not in (1, 2, 3, 4, 5):
@@ -57,7 +58,6 @@ def check(config, corpus: Corpus) -> None:
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
     checks.each(config, "ngrams", least=1)
-    checks.share(config, "prior.budget_fraction", zero=True)
     starts = {way.start for way in without_privacy.ways(config)} if config.non_private.steps else ()
     counted = config.prior.budget_fraction or "exact" in starts
     for order in (*compared_ngrams(config), *([config.prior.order] if counted else ())):

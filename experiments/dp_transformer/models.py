@@ -30,6 +30,7 @@ def check(config, num_tokens: int) -> None:
         nnx.eval_shape(lambda: build(config, num_tokens, length=1, seed=0))
     except ValueError as error:
         raise ValueError(f"config.model: {error}") from None
+    _check_shares(config)
     ours = config.reattention
     if not ours.enabled:
         return
@@ -48,6 +49,21 @@ def check(config, num_tokens: int) -> None:
     checks.positive(config, "reattention.scale", zero=True)
     if ours.probabilities == "public":
         _public(ours.path, num_tokens)
+
+
+def _check_shares(config) -> None:
+    """Raises ValueError where the releases beside a training leave nothing that it could be done for."""
+    begun = "prior.budget_fraction", "popularity_budget_fraction", "start.budget_fraction"
+    shares = {name: share for share, name in checks.values(config, begun) if share}
+    more = ["choice_budget_fraction"] if shares else []
+    if config.reattention.enabled and config.reattention.probabilities == "release":
+        more.append("reattention.budget_fraction")
+    shares |= {name: share for share, name in checks.values(config, more)}
+    if round(sum(shares.values()), 9) > 0.99:
+        raise ValueError(
+            f"{' and '.join(f'{name}={share}' for name, share in shares.items())} must leave some of the "
+            "budget for training: let them add up to at most 0.99"
+        )
 
 
 def private_rows(config) -> tuple[str, ...]:

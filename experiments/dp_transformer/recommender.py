@@ -38,15 +38,15 @@ NOT_COVERED = [
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
     checks.choice(config, "train.loss", ("last", "all"))
-    checks.share(config, "popularity_budget_fraction", zero=True)
+    checks.share(config, "popularity_budget_fraction", budget=True)
     checks.integers(config, "data.max_length")
     checks.integers(config, "train.evaluate_every", least=0)
     ranking.check(config)
     choice.check(config)
     histories = recommender_data.load(config)
     config = recommender_data.with_batch_size(config, histories)
-    models.check(config, histories.num_items)
     warm_start.check(config, histories.num_items)
+    models.check(config, histories.num_items)
     # Of histories the last item is held out to choose, and no user.
     training.check_both(config, len(histories.items), parted=False)
     training.warn_about_delta(config.delta, len(histories.items))

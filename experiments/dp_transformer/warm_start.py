@@ -137,7 +137,7 @@ def check(config, num_items: int) -> None:
     """Raises ValueError for a section `start` that cannot be used with so many items."""
     start = config.start
     why = "the rest pays for training, 0 starts cold"
-    checks.share(config, "start.budget_fraction", zero=True, why=why)
+    checks.share(config, "start.budget_fraction", budget=True, why=why)
     if start.budget_fraction == 0:
         return
     if num_items < 2:

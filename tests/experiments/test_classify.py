@@ -12,7 +12,7 @@ from command_line import call
 from sklearn import metrics
 
 from dpx.data import sentences
-from dpx.launch import query, records
+from dpx.launch import query, records, run
 from dpx.nn import pretrained
 from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
@@ -230,11 +230,12 @@ def with_tokenizer(folder, kind="bert"):
 
 
 @pytest.mark.parametrize("kind", ["bert", "gemma3"])
-def test_features_are_those_of_a_text_alone(tmp_path, kind):
+def test_features_are_those_of_a_text_alone(tmp_path, kind, monkeypatch):
     """Of an encoder the mean states of all tokens, and of a decoder those of the last token of a text.
 
     They have the same bits whichever texts are read beside it, as privacy needs.
     """
+    monkeypatch.setattr(classifier, "_WIDTH", 4)
     config = records.load_config(SOURCE)
     path = with_tokenizer(tmp_path / "model", kind)
     config.model.update({"kind": "pretrained", "path": str(path), "kept_layers": 2})
@@ -299,3 +300,13 @@ def test_a_pretrained_model_starts_as_it_is(tmp_path, mode, kind):
     np.testing.assert_allclose(logits, found @ trained["weights"], rtol=1e-4, atol=1e-4)
     sizes = [x.size for x in jax.tree.leaves(model.trained)]
     assert {"probe": len(sizes) == 2, "lora": len(sizes) > 2, "full": len(sizes) > 10}[mode]
+
+
+@pytest.mark.slow
+def test_an_encoder_as_wide_as_a_microbatch_is_not_taken_for_examples(tmp_path, recwarn):
+    rows = [f"text {i},{'yes' if i % 2 else 'no'},a" for i in range(200)]
+    config = table(tmp_path, rows)
+    config.non_private.steps, config.model.dim = 0, config.train.microbatch_size
+    run.prepare(config, "classify:table,tiny", tmp_path / "run")
+    run.execute(config, tmp_path / "run")
+    assert not [str(w.message) for w in recwarn if "closes over" in str(w.message)]

@@ -4203,6 +4203,13 @@ FAULTS = (
         WORST.format("center, a text"),
     ),
     Fault(
+        "how far a text is filled up follows from the longest one of all",
+        "experiments/dp_transformer/classifier.py",
+        "np.maximum(mask.sum(axis=1), 1)",
+        "np.maximum(mask.sum(axis=1).max() + 0 * mask.sum(axis=1), 1)",
+        "tests/experiments/test_classify.py::test_features_are_those_of_a_text_alone[gemma3]",
+    ),
+    Fault(
         "the mean of the features is released beside a training that has the whole budget",
         "experiments/dp_transformer/classify.py",
         "        beside=beside,\n",

@@ -136,6 +136,14 @@ def run(config, workdir):
 """
 
 
+def test_a_log_over_a_file_of_ones_own_is_refused_before_a_run_begins(tmp_path):
+    path, log = own(tmp_path, LARGE, of="", log="mine.csv"), tmp_path / "mine.csv"
+    log.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="must be no file of yours"):
+        run.prepare(config_of(path, log=str(log)), path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture
 def large(tmp_path):
     return own(tmp_path, LARGE, of="machine", steps=0)

@@ -128,6 +128,7 @@ def test_a_file_of_ones_own_is_not_written_over(tmp_path):
     with pytest.raises(ValueError, match="must be no file of yours"):
         fit("mine.csv", tmp_path)
     assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]  # and nothing has begun
 
 
 @pytest.mark.parametrize("cut", ["training", "training,", "training,2,epsi", "trai", ""])
