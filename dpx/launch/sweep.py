@@ -205,6 +205,10 @@ def main() -> None:
         configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)
+            if (log := config.get("log")) and Path(str(log)).is_absolute():
+                raise ValueError(
+                    f"config.log={log} must be no absolute path: each point has a table of its own"
+                )
         if flag.dry_run:
             _show(configs)
             return

@@ -63,6 +63,10 @@ BAD = [
     (f"{SYNTHETIC}extra", "extra"),
     (f"{SYNTHETIC}--config.experiment=gram.own_matrix", "fixed by the config file"),
     (f"{SYNTHETIC}--workdir=", "--workdir is missing"),
+    (
+        "sweep --workdir=NEW --config=quickstart:tiny --config.log=/no/log.csv --set=epsilon=1,2",
+        "no absolute path: each point",
+    ),
 ]
 
 
