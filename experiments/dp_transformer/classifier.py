@@ -12,7 +12,6 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from dpx._validate import check_integer
 from dpx.data.minilm import minilm_folder
 from dpx.nn import pretrained
 from dpx.nn.pretrained import Decoder, Encoder, EncoderSettings
@@ -85,7 +84,7 @@ def check(config) -> None:
     """Raises ValueError for sections `model` and `tune` that cannot be used."""
     check_kind(config.model, "model", "scratch")
     checks.integers(config, "model.read_layers")
-    check_integer(config.model.kept_layers, "config.model.kept_layers", 0)
+    checks.integers(config, "model.kept_layers", least=0)
     checks.choice(config, "model.dtype", ("float32", "bfloat16"))
     checks.choice(config, "tune.mode", MODES)
     if config.model.kind == "scratch" and config.tune.mode != "full":
