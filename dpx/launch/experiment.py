@@ -6,6 +6,7 @@ run(config, workdir)      returns an `Outcome`
 figures(records, folder)  draws finished runs (`launch.records.Record`), returns the paths; optional
 OWN_AXES                  the keys of a sweep that `figures` draws, and that need no other figure; optional
 load(config, workdir)     returns the private model that a finished run left; optional
+public_files(config)      returns the bytes of the files that `load` needs beside the run, arrays; optional
 candidate(config)         returns what a selection has to know of a run, without running it; optional
 """
 

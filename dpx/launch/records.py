@@ -30,7 +30,7 @@ from dpx import _storage as storage
 from dpx.launch import sources
 from dpx.launch.experiment import Comparison, Measure
 from dpx.launch.sources import config_module, experiment, load_config
-from dpx.training import keys
+from dpx.training import keys, resuming
 
 PRIVATE = "private_trials"  # the folder of a selection's trials, which stay secret
 
@@ -53,6 +53,7 @@ class Record:
     headline_row: str = ""
     comparisons: tuple[Comparison, ...] = ()
     notes: str = ""
+    public_files: str | None = None
 
     @functools.cached_property
     def private(self) -> dict:
@@ -275,7 +276,7 @@ def load(workdir: str | Path) -> Any:
 
     Raises:
       FileNotFoundError: if the folder holds no finished run.
-      ValueError: if its experiment leaves no model.
+      ValueError: if its experiment leaves no model, or if the pretrained one that it was made on has changed.
     """
     record = read(workdir)
     if record is None:
@@ -284,7 +285,18 @@ def load(workdir: str | Path) -> Any:
     module = experiment(config)
     if not hasattr(module, "load"):
         raise ValueError(f"{workdir}: the experiment {config.experiment} leaves no model")
+    if record.public_files not in (None, digest_of_public_files(config)):
+        raise ValueError(
+            f"{workdir} was made on a pretrained model whose files have changed since: put them back"
+        )
     return module.load(config, Path(workdir))
+
+
+def digest_of_public_files(config: ml_collections.ConfigDict) -> str | None:
+    """The digest of the files that the model of a finished run is read with; None if there are none."""
+    module = experiment(config)
+    files = module.public_files(config) if hasattr(module, "public_files") else []
+    return resuming.digest(files) if files else None
 
 
 def _environment() -> dict:

@@ -158,6 +158,7 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
         "risk": written["risk"]["headline"],
         "wall_seconds": None if seconds is None else round(seconds, 2),
         "notes": outcome.notes.rstrip(),
+        "public_files": records.digest_of_public_files(config),
     }
     storage.write_json(workdir / "result.json", result)
 

@@ -252,7 +252,7 @@ class Memory(NamedTuple):
         return [dict(zip(self.names, row, strict=True)) for row in shares.tolist()]
 
 
-figures = rivals.draw
+figures, public_files = rivals.draw, labelled.public_files
 
 
 def load(config, workdir: Path) -> Memory:

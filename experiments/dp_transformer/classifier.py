@@ -1,7 +1,7 @@
 """A classifier of texts on a model: how a config builds it, its loss, and what a run leaves of it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Classifier(NamedTuple):
       labels: Their names.
       mode: One of `MODES`.
       layers: How many layers are read, the last ones.
+      start: The layer at which adapters or the layers that are read begin: the states before it never change.
       center: What is subtracted from the features, (d,).
     """
 
@@ -47,10 +48,11 @@ class Classifier(NamedTuple):
     labels: tuple[str, ...]
     mode: str
     layers: int
+    start: int
     center: np.ndarray
 
-    def features(self, tuned: Any, frozen: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        """(..., d): the hidden states of each text, of all layers that are read.
+    def features(self, tuned: Any, frozen: Any, text: jax.Array, mask: jax.Array) -> jax.Array:
+        """(..., d): the hidden states of each text, by its tokens or its `trunk`, of all layers that are read.
 
         Of an encoder it is their mean over the tokens, of a decoder that of the last token, which alone has
         seen the whole text. Those of layers stand side by side, each scaled to entries of mean square one, as
@@ -59,7 +61,8 @@ class Classifier(NamedTuple):
         (arXiv 1810.04805, section 5.3) read four layers.
         """
         model = nnx.merge(self.graph, tuned, frozen)
-        states = model.states(tokens, mask, last=self.layers)
+        start = self.start if text.ndim > mask.ndim else 0
+        states = model.states(text, mask, last=self.layers, start=start)
         if isinstance(model, Decoder):
             mask = mask & (mask.cumsum(-1) == mask.sum(-1, keepdims=True))
         hidden = [jnp.where(mask[..., None], x.astype(jnp.float32), 0) for x in states]
@@ -70,7 +73,7 @@ class Classifier(NamedTuple):
         return scaled(features - self.center)
 
     def logits(self, trained: dict[str, Any], frozen: Any, *text: jax.Array) -> jax.Array:
-        """(..., labels) of texts: tokens and mask, or the features of a frozen encoder."""
+        """(..., labels) of texts: tokens or `trunk` and mask, or the features of a frozen encoder."""
         x = text[0] if self.mode == "probe" else self.features(trained["encoder"], frozen, *text)
         return x @ trained["weights"] + trained["bias"]
 
@@ -107,16 +110,19 @@ def build(config) -> Classifier:
             f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens "
             "that the model was made for"
         )
-    layers = min(config.model.read_layers, model.settings.num_layers)
+    count = model.settings.num_layers
+    layers = min(config.model.read_layers, count)
+    start = 0
     if mode == "lora":
         attach(model, config.tune)
+        start = min(model.first_adapted, count - layers + 1)
     trained: Any = {"probe": nnx.Nothing(), "lora": nnx.LoRAParam, "full": nnx.Param}[mode]
     graph, tuned, frozen = nnx.split(model, trained, ...)
     labels, dim = tuple(config.data.labels), layers * model.settings.dim
     head = {"weights": jnp.zeros((dim, len(labels))), "bias": jnp.zeros(len(labels))}
     own = head if mode == "probe" else head | {"encoder": tuned}
     center = np.zeros(dim, np.float32)
-    return Classifier(graph, own, frozen, tokenizer, length, labels, mode, layers, center)
+    return Classifier(graph, own, frozen, tokenizer, length, labels, mode, layers, start, center)
 
 
 def loss(model: Classifier, trained: dict[str, Any], fixed: Any, *example: jax.Array) -> jax.Array:
@@ -182,28 +188,52 @@ def model_files(config) -> list[np.ndarray]:
     return [] if config.model.kind == "scratch" else bytes_of(_path(config))
 
 
-def frozen_features(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """(n, d) features of texts by the model as it is before it is tuned.
-
-    How far a text is filled up follows from its own length alone, since it changes how it is rounded.
-    """
+def frozen_features(model: Classifier, text: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """(n, d) features of texts, by their tokens or their `trunk`, by the model before it is tuned."""
     tuned = model.trained.get("encoder", nnx.State({}))
     read = jax.jit(lambda frozen, *text: model.features(tuned, frozen, *text))
-    found = np.empty((len(tokens), len(model.center)), np.float32)
-    widths = -(-np.maximum(mask.sum(axis=1), 1) // _WIDTH) * _WIDTH
-    for width in np.unique(widths):
-        of_width = np.flatnonzero(widths == width)
-        texts = tokens[of_width, :width], mask[of_width, :width]
-        found[of_width] = in_pieces(
-            lambda rows, texts=texts: read(model.frozen, *(x[rows] for x in texts)),
-            len(of_width),
-            _PIECE,
-        )
+    found = np.empty((len(text), len(model.center)), np.float32)
+    for rows, width in _widths(mask):
+        found[rows] = _of_pieces(read, model, text[rows, :width], mask[rows, :width])
     return found
 
 
-def untuned(config) -> ConfigDict:
-    """The config of a classifier with the encoder of a config, of which nothing is trained."""
+def trunk(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """(n, L, d): what enters layer `start` of the model, which no tuning changes, of each text."""
+    tuned = model.trained.get("encoder", nnx.State({}))
+
+    def states(frozen: Any, *text: jax.Array) -> jax.Array:
+        return nnx.merge(model.graph, tuned, frozen).trunk(*text, stop=model.start)
+
+    read = jax.jit(states)
+    one = jax.eval_shape(states, model.frozen, tokens[0], mask[0])
+    found = np.zeros((len(tokens), *one.shape), one.dtype)
+    for rows, width in _widths(mask):
+        found[rows, :width] = _of_pieces(read, model, tokens[rows, :width], mask[rows, :width])
+    return found
+
+
+def _widths(mask: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """The rows of texts that are filled up to the same width, and this width.
+
+    It follows from a text's own length alone, since it changes how the text is rounded.
+    """
+    widths = -(-np.maximum(mask.sum(axis=1), 1) // _WIDTH) * _WIDTH
+    for width in np.unique(widths):
+        yield np.flatnonzero(widths == width), int(width)
+
+
+def _of_pieces(read: Callable, model: Classifier, *text: np.ndarray) -> np.ndarray:
+    return in_pieces(
+        lambda rows: read(model.frozen, *(x[rows] for x in text)), len(text[0]), _PIECE
+    )
+
+
+def untuned(config, start: int = 0) -> ConfigDict:
+    """The config of a classifier with the encoder of a config, of which nothing is trained.
+
+    `start` is the layer whose input is kept of each text; 0 keeps none.
+    """
     is_new = config.model.kind == "scratch"
     return ConfigDict(
         {
@@ -211,6 +241,7 @@ def untuned(config) -> ConfigDict:
             "data": {"length": config.data.length, "labels": tuple(config.data.labels)},
             "model": config.model,
             "tune": {"mode": "full" if is_new else "probe"},
+            "start": start,
         }
     )
 
@@ -221,13 +252,24 @@ kept_build = kept(build)
 @kept
 def features_of(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
     """Features (n, d) of texts by the encoder of an `untuned` config; each text is read once."""
-    model = kept_build(about)
+    model = kept_build(about)._replace(start=about.start)
 
     def read(texts: list[str]) -> np.ndarray:
-        arrays = pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
-        return frozen_features(model, *arrays)
+        tokens, mask = _tokens(model, texts)
+        return frozen_features(model, trunk_of(about)(texts) if about.start else tokens, mask)
 
     return once(read)
+
+
+@kept
+def trunk_of(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
+    """The `trunk` (n, L, d) of texts by the encoder of an `untuned` config; each text is read once."""
+    model = kept_build(about)._replace(start=about.start)
+    return once(lambda texts: trunk(model, *_tokens(model, texts)))
+
+
+def _tokens(model: Classifier, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    return pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
 
 
 class PrivateClassifier:
@@ -247,7 +289,7 @@ class PrivateClassifier:
     def predict(self, texts: list[str]) -> list[dict[str, float]]:
         """The probability of each label, by name, of each text."""
         model = self._model
-        arrays = pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
+        arrays = _tokens(model, texts)
         if model.mode == "probe":
             arrays = (frozen_features(model, *arrays),)
         odds = np.asarray(jax.nn.softmax(self.logits(*arrays)), float)

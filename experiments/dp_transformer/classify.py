@@ -81,12 +81,16 @@ def run(config, workdir: Path) -> Outcome:
     model = classifier.build(config)
     synthetic = config.data.kind == "generated"
     tokens, asked = (part.tokens(model.tokenizer, model.length) for part in (train, test))
-    read_features = classifier.features_of(classifier.untuned(config))
+    untuned = classifier.untuned(config, model.start)
+    read_features = classifier.features_of(untuned)
     features, to_ask = read_features(train.texts), read_features(test.texts)
     counted = [hashed(train.texts, config.words.dim)] if _compared(config) else []
     begun = [*tokens, *counted, train.labels, *classifier.model_files(config)]
     begun += [] if train.users is None else [train.users]
     keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(begun))
+    if model.start:
+        trunk = classifier.trunk_of(untuned)
+        tokens, asked = (trunk(train.texts), tokens[1]), (trunk(test.texts), asked[1])
     train_one = functools.partial(_train, config, workdir, keys)
 
     around = _center(config, _assumptions(config))
@@ -145,7 +149,7 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
-load = classifier.load
+load, public_files = classifier.load, classifier.model_files
 
 
 def figures(records, folder: Path) -> list[Path]:
@@ -226,7 +230,7 @@ def _center(config, assumptions: tuple[str, ...]) -> PrivacyGuarantee | None:
 
 
 def _read(model: Classifier, tokens: tuple[np.ndarray, ...], features: np.ndarray):
-    """What the loss takes of texts: tokens and mask or, of a frozen encoder, its centered features."""
+    """What the loss takes of texts: theirs and mask or, of a frozen encoder, its centered features."""
     return (np.asarray(model.centered(features)),) if model.mode == "probe" else tokens
 
 

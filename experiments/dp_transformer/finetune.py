@@ -151,7 +151,7 @@ def candidate(config) -> Candidate:
     )
 
 
-load = tuned_text.load
+load, public_files = tuned_text.load, tuned_text.model_files
 
 
 figures = functools.partial(language_model_figures.draw, unit="token")

@@ -256,6 +256,45 @@ def test_features_are_those_of_a_text_alone(tmp_path, kind, monkeypatch):
         np.testing.assert_array_equal(fewer, found[rest])
 
 
+@pytest.mark.parametrize("kind", ["bert", "gemma3"])
+def test_states_that_no_adapter_changes_are_computed_once(tmp_path, kind, monkeypatch):
+    """Training from them is training from tokens, and no text changes the bits of another one."""
+    monkeypatch.setattr(classifier, "_WIDTH", 4)
+    config = records.load_config(SOURCE)
+    path = with_tokenizer(tmp_path / "model", kind)
+    config.model.update({"kind": "pretrained", "path": str(path), "kept_layers": 2})
+    config.model.read_layers = 2
+    config.tune.update({"mode": "lora", "layers": 1, "rank": 2})
+    config.data.update({"length": 16, "generated": 60})
+    config.train.update({"steps": 3, "batch_size": 20, "l2_clip_norm": 0.5})
+    config.update({"noise_seed": 5, "comparisons": False, "non_private": {"steps": 0}})
+    model = classifier.build(config)
+    assert model.start == 1
+    texts = ["a1", "b2 a1 w0", "w1 " * 6, "b1 " * 30, "w3 w4"]
+    arrays = pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
+    states = classifier.trunk(model, *arrays)
+    for left_out in range(len(texts)):
+        rest = np.arange(len(texts)) != left_out
+        fewer = classifier.trunk(model, *(x[rest] for x in arrays))
+        np.testing.assert_array_equal(fewer, states[rest])
+
+    widths, loss = [], classifier.loss
+    monkeypatch.setattr(classifier, "loss", lambda *a: (widths.append(a[3].shape), loss(*a))[1])
+    found = {}
+    for way in ("once", "each time"):
+        if way == "each time":
+            monkeypatch.setattr(classifier, "trunk_of", lambda _: lambda texts: classifier._tokens(
+                model, list(texts)
+            )[0])  # fmt: skip
+        executed(config, SOURCE, tmp_path / way)
+        saved = classifier.load(config, tmp_path / way)
+        found[way] = jax.tree.leaves(saved._trained)
+        assert {len(shape) for shape in widths} == {2 if way == "once" else 1}
+        widths.clear()
+    for once, each in zip(found["once"], found["each time"], strict=True):
+        np.testing.assert_allclose(once, each, atol=2e-4)
+
+
 def test_a_decoder_loses_its_last_third_unless_its_layers_are_counted(tmp_path):
     config = records.load_config(SOURCE)
     path = with_tokenizer(tmp_path / "model", "qwen2_windows")

@@ -75,6 +75,19 @@ def test_adapters_open_on_the_model_that_was_tuned(tuned, tmp_path):
     assert stated["base_model_name_or_path"] == "tinymodel"
 
 
+def test_another_model_in_the_place_of_the_one_that_was_tuned_is_refused(tuned, tmp_path):
+    folder, _, _ = tuned
+    weights = folder / "tinymodel" / "model.safetensors"
+    written = weights.read_bytes()
+    try:
+        weights.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+        with pytest.raises(ValueError, match="files have changed since: put them back"):
+            write(tuned, tmp_path / "to")
+    finally:
+        weights.write_bytes(written)
+    assert write(tuned, tmp_path / "to") == ADAPTERS
+
+
 @pytest.mark.slow
 def test_a_merged_model_is_a_folder_of_its_own(tuned, tmp_path):
     folder, config, _ = tuned

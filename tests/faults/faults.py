@@ -2508,6 +2508,14 @@ FAULTS = (
         "tests/data/test_tables.py::test_a_table_that_cannot_be_used_is_named",
     ),
     Fault(
+        "a model is exported on another pretrained one than it was tuned on",
+        "dpx/launch/records.py",
+        "    if record.public_files not in (None, digest_of_public_files(config)):\n",
+        "    if False:\n",
+        "tests/experiments/test_export.py"
+        "::test_another_model_in_the_place_of_the_one_that_was_tuned_is_refused",
+    ),
+    Fault(
         "config.json shows the noise seed",
         "dpx/launch/records.py",
         'return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}',

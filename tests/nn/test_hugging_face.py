@@ -71,6 +71,11 @@ def test_states_of_several_layers_are_those_of_models_that_end_there(name):
     count = model.settings.num_layers
     found = model.states(tokens, mask, last=count)
     np.testing.assert_allclose(end(plain, found[-1]), model(tokens, mask), atol=1e-5)
+    for start in range(1, count):  # the last of which is the first with adapters
+        trunk = model.trunk(tokens, mask, stop=start)
+        later = model.states(trunk, mask, last=count - start + 1, start=start)
+        for x, expected in zip(later, found[start - 1 :], strict=True):
+            np.testing.assert_allclose(x, expected, atol=1e-5)
     for stop in range(1, count):  # of which none has adapters
         windows = getattr(plain.settings, "windows", None)
         cut = {} if windows is None else {"windows": windows[:stop]}

@@ -43,6 +43,8 @@ CONFIGS = {
         ({"num_hidden_layers": 1}, "has 9 arrays that are not supported"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0, which must be one number"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True, which must be one number"),
+        ({"num_hidden_layers": 10**6}, "must hold 1000000 layers by its settings, and holds"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000, which must be one"),
         ({"num_attention_heads": 3}, "num_kv_heads=2 must divide num_heads=3"),
         ({"vocab_size": 41}, r"embed_tokens.weight of shape \(40, 16\), which must be \(41, 16\)"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no', which must be true or false"),
@@ -235,7 +237,7 @@ ADAPTERS = [
     ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which may change the model"),
     ({"lora_bias": True}, "lora_bias=True, which must be False"),
     ({"r": 3}, r"of shape \(2, 20\), which must be \(3, 20\)"),
-    ({"r": 0}, "r=0, which must be one number of at least 1"),
+    ({"r": 0}, "r=0, which must be one number from 1 to"),
     ({"new_feature": 1}, "new_feature=1, which is not a setting"),
 ]
 

@@ -37,13 +37,6 @@ class Decoder(Layers):
         """
         return self.logits(self.trunk(tokens, mask), mask)
 
-    def trunk(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """The input of the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
-
-        If only adapters are trained it never changes, and can be computed once for each text.
-        """
-        return self._run(self._begin(tokens, mask), mask, 0, self.first_adapted)
-
     def logits(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """The rest of the model after `trunk`: (..., L, d) -> (..., L, V) float32."""
         x = self._run(x, mask, self.first_adapted, self.settings.num_layers)

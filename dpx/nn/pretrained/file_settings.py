@@ -50,6 +50,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _REQUIRED = object()
+_LARGEST = 2**25  # more than any model has of anything
 
 
 class Keys:
@@ -79,14 +80,14 @@ class Keys:
         return value
 
     def size(self, name: str, default: Any = _REQUIRED) -> int:
-        """An integer of at least 1; null is the default."""
+        """An integer from 1 to `_LARGEST`; null is the default."""
         value = self.read(name, default)
         value = default if value is None and default is not _REQUIRED else value
-        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        return self._fitting(name, value, fits, "must be one number of at least 1")
+        fits = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST
+        return self._fitting(name, value, fits, f"must be one number from 1 to {_LARGEST}")
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:
-        """An integer of at least 1, or None for null."""
+        """As `size`, or None for null."""
         if self._left.get(name, default) is None:
             return self.read(name, None)
         return self.size(name, default)

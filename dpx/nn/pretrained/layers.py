@@ -103,12 +103,24 @@ class Layers(nnx.Module):
             return self.settings.num_layers - counts[0]
         return 0 if self.shift is None else self.settings.num_layers
 
+    def trunk(
+        self, tokens: jax.Array, mask: jax.Array | None = None, *, stop: int | None = None
+    ) -> jax.Array:
+        """The input of the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
+
+        If only adapters are trained it never changes, and can be computed once for each text. `stop` is
+        another layer, whose input is asked for.
+        """
+        stop = self.first_adapted if stop is None else stop
+        return self._run(self._begin(tokens, mask), mask, 0, stop)
+
     def states(
-        self, tokens: jax.Array, mask: jax.Array | None = None, *, last: int = 1
+        self, tokens: jax.Array, mask: jax.Array | None = None, *, last: int = 1, start: int = 0
     ) -> list[jax.Array]:
         """The hidden states after each of the `last` layers, (..., L, d) in `dtype`.
 
-        Those of a decoder are not normalised yet.
+        Those of a decoder are not normalised yet. With `start`, at most the first layer whose state is asked
+        for or that has adapters, `tokens` are the input of that layer, as `trunk` makes it.
 
         Raises:
           ValueError: as for a call, and for layers that there are not.
@@ -116,9 +128,10 @@ class Layers(nnx.Module):
         count = self.settings.num_layers
         if not 1 <= last <= count:
             raise ValueError(f"last={last} must be from 1 to {count}: the model has no more layers")
-        x, found, start = self._begin(tokens, mask), [], 0
+        x, found = tokens if start else self._begin(tokens, mask), []
         for stop in sorted({self.first_adapted, *range(count - last + 1, count + 1)}):
-            x, start = self._run(x, mask, start, stop), stop
+            if stop > start:
+                x, start = self._run(x, mask, start, stop), stop
             if stop > count - last:
                 found.append(x)
         return found

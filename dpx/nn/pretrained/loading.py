@@ -79,6 +79,12 @@ def load(
     kind: Any = Decoder if isinstance(checkpoint.settings, DecoderSettings) else Encoder
     ways: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
     ways |= {"frozen": frozen, "unroll": unroll}
+    layers, held = checkpoint.settings.num_layers, sum(1 for _ in checkpoint.names())
+    if layers > held:
+        raise ValueError(
+            f"{checkpoint.path} must hold {layers} layers by its settings, and holds {held} arrays in all: "
+            "fetch it again"
+        )
     # Only shapes, since the arrays of the file replace all initial parameters.
     model = nnx.eval_shape(lambda: kind(checkpoint.settings, **ways, rngs=nnx.Rngs(0)))
     wanted = {
