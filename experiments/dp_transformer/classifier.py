@@ -52,7 +52,7 @@ class Classifier(NamedTuple):
     center: np.ndarray
 
     def features(self, tuned: Any, frozen: Any, text: jax.Array, mask: jax.Array) -> jax.Array:
-        """(..., d): the hidden states of each text, by its tokens or its `trunk`, of all layers that are read.
+        """(..., d): the hidden states of each text, by tokens or `trunk`, of all layers that are read.
 
         Of an encoder it is their mean over the tokens, of a decoder that of the last token, which alone has
         seen the whole text. Those of layers stand side by side, each scaled to entries of mean square one, as

@@ -18,7 +18,7 @@ from dpx.privacy import PrivacyGuarantee
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
 from experiments import checks
-from experiments.cross_attention.classifiers import class_means, guarantee
+from experiments.cross_attention.classifiers import class_sums, guarantee, nearest_mean
 from experiments.dp_transformer import (
     classifier,
     corpus,
@@ -34,7 +34,7 @@ CONFUSION = "confusion.json"
 TITLES = {
     "dp_classifier": "private classifier",
     "classifier": "classifier, without privacy",
-    "dp_prototypes": "private class means of the encoder's features",
+    "dp_prototypes": "nearest private class mean of the features",
     "dp_words": "private logistic regression on words",
     "majority": "largest class, not private",
 }
@@ -121,9 +121,9 @@ def run(config, workdir: Path) -> Outcome:
             for x in (features, to_ask)
         )
         of_labels = np.eye(len(model.labels))[train.labels]
-        means, spent = class_means(keys.noise("dp_prototypes"), features, of_labels, **budget)
+        sums, noise, spent = class_sums(keys.noise("dp_prototypes"), features, of_labels, **budget)
         releases["dp_prototypes"] = spent.assuming(*_assumptions(config))
-        rows["dp_prototypes"] = to_ask @ means.T
+        rows["dp_prototypes"] = nearest_mean(to_ask, sums, noise)
         words = model._replace(mode="probe", trained=_head(config.words.dim, len(model.labels)))
         section = words_section(config)
         privacy, spent = _private(config, section, train, _assumptions(config))

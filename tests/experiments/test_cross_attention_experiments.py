@@ -245,6 +245,33 @@ def test_class_means_without_noise_are_means():
     np.testing.assert_allclose(means, want, atol=1e-4)
 
 
+def test_the_nearest_mean_is_that_of_the_smallest_distance():
+    rng = np.random.default_rng(1)
+    keys, labels = rng.normal(size=(200, 3)), rng.integers(4, size=200)
+    values, sums = np.eye(4)[labels], np.zeros((4, 4))
+    sums[:, 0], sums[:, 1:] = values.sum(0) / 2, values.T @ keys
+    queries = rng.normal(size=(50, 3))
+    means = np.stack([keys[labels == label].mean(0) for label in range(4)])
+    distances = np.linalg.norm(queries[:, None] - means, axis=2)
+    found = classifiers.nearest_mean(queries, sums, 0.0)
+    np.testing.assert_array_equal(found.argmax(1), distances.argmin(1))
+    assert np.isfinite(classifiers.nearest_mean(queries, np.ones((4, 4)), 0.0)).all()
+
+
+def test_a_class_whose_mean_is_noise_attracts_nothing():
+    """Of 1,000 documents of two classes and 5 of a third, with noise as long as a hundred documents."""
+    rng = np.random.default_rng(2)
+    labels = np.repeat([0, 1, 2], [500, 500, 5])
+    keys = 3 * np.eye(100)[labels] + rng.normal(size=(1005, 100)) + 5
+    rows = np.concatenate([np.full((1005, 1), 0.5), keys], axis=1)
+    sums = np.eye(3)[labels].T @ rows + rng.normal(size=(3, 101)) * 10
+    queries = 3 * np.eye(100)[labels] + rng.normal(size=(1005, 100)) + 5
+    found = classifiers.nearest_mean(queries, sums, 10.0).argmax(1)
+    assert (found == labels).mean() > 0.95
+    means = sums[:, 1:] / np.maximum(2 * sums[:, :1], 1)
+    assert ((queries @ means.T).argmax(1) == labels).mean() < 0.6
+
+
 @pytest.mark.slow
 def test_what_private_class_means_say_is_weighted_by_nothing_exact(tmp_path, monkeypatch):
     """Where all classes have one mean, nothing tells them apart: exact shares of the classes would."""

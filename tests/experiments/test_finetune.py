@@ -172,7 +172,7 @@ def test_a_document_that_leaves_changes_what_is_computed_of_no_other_one(monkeyp
     language, shapes, trunk = tuned_text.build(config), [], Decoder.trunk
     train, _ = documents.load(config, language.tokenizer)
     monkeypatch.setattr(
-        Decoder, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
+        Decoder, "trunk", lambda self, *x: (shapes.append(x[0].shape), trunk(self, *x))[1]
     )
     model = tuned_text.TunedText(language, language.trained, config)
     for computed in (functools.partial(tuned_text.trunk, language), model.nats):

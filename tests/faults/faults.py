@@ -2038,15 +2038,15 @@ FAULTS = (
     Fault(
         "class means are released at half of their sensitivity",
         "experiments/cross_attention/classifiers.py",
-        "sensitivity=np.sqrt(5) / 2 * (1 + 1e-6)",
-        "sensitivity=np.sqrt(5) / 4 * (1 + 1e-6)",
+        "sensitivity = np.sqrt(5) / 2 * (1 + 1e-6)",
+        "sensitivity = np.sqrt(5) / 4 * (1 + 1e-6)",
         CONFIG.format("gram:features"),
     ),
     Fault(
         "a class mean forgets that its count moves too",
         "experiments/cross_attention/classifiers.py",
-        "sensitivity=np.sqrt(5) / 2 * (1 + 1e-6)",
-        "sensitivity=1 + 1e-6",
+        "sensitivity = np.sqrt(5) / 2 * (1 + 1e-6)",
+        "sensitivity = 1 + 1e-6",
         CONFIG.format("gram:features"),
     ),
     Fault(
