@@ -9,18 +9,18 @@ import pytest
 from experiments.bench import costs
 
 
-@pytest.mark.quick_cases("recommender-1.3-float32")
+@pytest.mark.quick_cases("recommender-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("shape", "most"),
+    "shape",
     [
-        ("recommender", 1.3),
-        pytest.param("gpt2-small", 1.25, marks=pytest.mark.slow),
-        pytest.param("135M", 1.25, marks=pytest.mark.slow),
+        "recommender",
+        pytest.param("gpt2-small", marks=pytest.mark.slow),
+        pytest.param("135M", marks=pytest.mark.slow),
     ],
 )
-def test_products_are_little_more_than_the_ordinary_gradients(shape, most, dtype):
-    assert 1 < costs.product_ratio(costs.SHAPES[shape], dtype) <= most
+def test_products_are_little_more_than_the_ordinary_gradients(shape, dtype):
+    assert 1 <= costs.product_ratio(costs.SHAPES[shape], dtype) <= 1.25
 
 
 @pytest.mark.slow
