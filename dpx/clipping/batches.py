@@ -161,8 +161,7 @@ def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
     else:
         memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
         count = math.ceil(2 * size * one / memory)
-    count = max(1, min(count, size // 2))
-    return -(-size // count)
+    return -(-size // max(1, min(count, size // 2)))
 
 
 def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):

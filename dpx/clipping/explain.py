@@ -1,7 +1,7 @@
 """Says how each parameter would be clipped, and at what cost."""
 
-import collections
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -128,8 +128,7 @@ def _row(path: str, leaf: Any, form: Form, uses: tuple[str, ...]) -> ParameterCl
 
 
 def _cells(row: ParameterClipping) -> tuple[str, ...]:
-    counts = collections.Counter(row.uses)
-    uses = [name if n == 1 else f"{n}× {name}" for name, n in counts.items()]
+    uses = [name if n == 1 else f"{n}× {name}" for name, n in Counter(row.uses).items()]
     shape = "×".join(map(str, row.shape)) or "scalar"
     return row.path, shape, ", ".join(uses) or "unused", row.rule, *_numbers(row)
 

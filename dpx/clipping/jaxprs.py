@@ -104,16 +104,14 @@ def peak_bytes(jaxpr: Any) -> int:
     """
     last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in variables(eqn)}
     last |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, core.Literal)}
-    most = now = 0
-    ends: dict[int, int] = {}
+    most, now, ends = 0, 0, collections.Counter[int]()
     for i, eqn in enumerate(jaxpr.eqns):
         within = [peak_bytes(each.jaxpr) for each in inside(eqn)]
         most = max(most, now + sum(map(_bytes, eqn.outvars)) + max(within, default=0))
-        for v in eqn.outvars:
-            if v in last:
-                now += _bytes(v)
-                ends[last[v]] = ends.get(last[v], 0) + _bytes(v)
-        now -= ends.pop(i, 0)
+        for v in filter(last.__contains__, eqn.outvars):
+            now += _bytes(v)
+            ends[last[v]] += _bytes(v)
+        now -= ends[i]
     return most
 
 
@@ -123,7 +121,7 @@ def _bytes(var: Any) -> int:
 
 def inside(eqn: Any) -> Iterator[core.ClosedJaxpr]:
     """The jaxprs in the parameters of an equation, with what they close over."""
-    for value in eqn.params.values():
+    for value in getattr(eqn, "params", {}).values():  # A reader adds equations without any.
         for inner in value if isinstance(value, tuple | list) else (value,):
             if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
                 yield as_closed(inner)

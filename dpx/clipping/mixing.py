@@ -43,9 +43,9 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
     """
     jaxpr = program.jaxpr
     own = [i >= count for i in range(len(jaxpr.invars))]
-    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
     used = jaxprs.walked(jaxpr, own)
-    if (made := _averages(used)) and made - _averages(jaxprs.walked(live, own)):
+    live: Any = functools.partial(dce_jaxpr, jaxpr, [True] * len(jaxpr.outvars), True)
+    if (made := _averages(used)) and made - _averages(jaxprs.walked(live()[0], own)):
         raise ValueError(
             "loss_fn keeps a moving average, as BatchNorm in training mode does, whose statistics mix "
             "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
@@ -62,9 +62,9 @@ def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             "no clipping bounds what one example changes: make it within the loss, or pass what it holds in "
             "the batch"
         )
-    ever = jaxprs.walked(jaxpr, own, ever=True)
-    kinds = [eqn.invars[0].aval.dtype for eqn, given, _ in ever if _by_place(eqn, given)]
-    if kinds and is_vectorised:
+    draws = is_vectorised and any(eqn.primitive.name in _BY_KEY for eqn, *_ in used)
+    ever = jaxprs.walked(jaxpr, own, ever=True) if draws else ()
+    if kinds := [eqn.invars[0].aval.dtype for eqn, given, _ in ever if _by_place(eqn, given)]:
         raise ValueError(
             f"loss_fn draws random numbers from keys of type {kinds[0]}, which JAX draws for all "
             "examples at once and by their places, so that one changes the numbers of the others: use "

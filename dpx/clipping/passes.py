@@ -11,6 +11,7 @@ gone before the next one begins. Blocks in a loop are evaluated again in a loop 
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -71,7 +72,10 @@ def clipping(
         _, values = reader.run([*leaves, *example], [loss, *wanted], outs=False, env=known)
         return values.pop(loss), settled(values)
 
-    hand, size = pruned(one, *jax.tree.leaves(meshes.one_example(batch)))
+    live, _ = reader.live([loss, *wanted], known)
+    hand, size = one, jaxprs.peak_bytes(SimpleNamespace(eqns=live, outvars=[loss, *wanted]))
+    if any(len(body.jaxpr.eqns) > 1 for eqn in live for body in jaxprs.inside(eqn)):
+        hand, size = pruned(one, *jax.tree.leaves(meshes.one_example(batch)))
 
     def run(batch: Any) -> tuple[jax.Array, list, Callable]:
         flat = jax.tree.leaves(batch)
@@ -150,7 +154,7 @@ def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: 
 
 
 def pruned(function: Callable, *like: Any) -> tuple[Callable, int]:
-    """A function without what its results do not need, in loops too, and the bytes that it holds."""
+    """A function without what its results do not need, in bodies too, and the bytes that it holds."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
     live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))

@@ -7,6 +7,7 @@ import numpy as np
 
 from dpx.data import files, sentences
 from dpx.data import text as own
+from dpx.data.cells import identifier
 from dpx.data.records import num_units, of_units
 from dpx.nn.pretrained import padded
 from experiments import checks
@@ -102,7 +103,8 @@ def _texts(config, path) -> Iterable[own.Text]:
 
 def _numbered(config, texts: Iterable[own.Text]) -> Labelled:
     """Texts with the numbers of their labels."""
-    numbers = {str(label): number for number, label in enumerate(config.data.labels)}
+    labels = [identifier(str(label)) for label in config.data.labels]  # as cells are read
+    numbers = {str(label): number for number, label in enumerate(labels)}
     texts = list(texts)
     for one in texts:
         if str(one.label) not in numbers:

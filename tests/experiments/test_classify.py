@@ -33,6 +33,8 @@ def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
     config = table(tmp_path, [f"text {i},yes,a" for i in range(10)])
     train, test = labelled_texts.load(config)
     assert set(train.labels) == set(test.labels) == {1}
+    config.data.labels = (" yes", "no ")  # cells are read without space around
+    assert set(labelled_texts.load(config)[0].labels) == {0}
     config = table(tmp_path, ["one,yes,a", "two,maybe,a", "three,no,b"])
     with pytest.raises(ValueError, match=r"line 3 has the label 'maybe'"):
         labelled_texts.load(config)

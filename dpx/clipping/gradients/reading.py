@@ -259,7 +259,7 @@ class Reader:
         env.update(zip(self.jaxpr.constvars, self.consts, strict=True))
         env.update(zip(self.jaxpr.invars, arguments, strict=True))
         results = self.jaxpr.outvars if outs else []
-        live, needed = self._live([*results, *wanted], env)
+        live, needed = self.live([*results, *wanted], env)
         for eqn in live:
             given = jaxprs.values(eqn.invars, env)
             handed = {x: y for x, y in self._handed.get(id(eqn), {}).items() if y in needed}
@@ -272,7 +272,7 @@ class Reader:
             env.update(zip((*eqn.outvars, *handed.values()), made, strict=True))
         return jaxprs.values(results, env), jaxprs.Values((v, env[v]) for v in wanted)
 
-    def _live(self, wanted: Iterable[Any], env: dict) -> tuple[list[Any], set[Any]]:
+    def live(self, wanted: Iterable[Any], env: dict) -> tuple[list[Any], set[Any]]:
         """The equations that are needed, and the values that they need."""
         needed, live = {v for v in wanted if not isinstance(v, core.Literal) and v not in env}, []
         for eqn in reversed(self._eqns):
