@@ -33,12 +33,6 @@ from dpx.clipping.losses import record_keys
 from dpx.clipping.reports import ClippingWarning
 
 __all__ = [
-    "METHODS",
-    "ClippedGrad",
-    "ClippedGrads",
-    "ClippingWarning",
-    "Explanation",
-    "clipped_grad",
-    "explain_clipping",
-    "record_keys",
-]
+    "METHODS", "ClippedGrad", "ClippedGrads", "ClippingWarning", "Explanation", "clipped_grad",
+    "explain_clipping", "record_keys",
+]  # fmt: skip

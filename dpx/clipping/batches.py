@@ -33,9 +33,9 @@ def checked(batch: tuple, mask: Any = None, strict: bool = False) -> tuple[int, 
         sizes[name] = leaf.shape[0]
     if not sizes:
         raise ValueError("the batch is empty of arrays; pass at least one with a batch axis.")
-    if len(set(sizes.values())) > 1:
+    size, *others = {*sizes.values()}
+    if others:
         raise ValueError(f"batch axes differ: {sizes}; all arrays must hold the same examples.")
-    size = next(iter(sizes.values()))
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != bool:
         raise ValueError(

@@ -145,10 +145,9 @@ def gain(eqn: Any) -> float | None:
     if name not in ("neg", "mul", "div") or len(variables(eqn)) != 1:
         return None
     number = next((complex(v.val) for v in eqn.invars if isinstance(v, core.Literal)), -1.0)
-    divides = name == "div"
-    if number.imag or (divides and (not number or isinstance(eqn.invars[0], core.Literal))):
+    if number.imag or (name == "div" and (not number or isinstance(eqn.invars[0], core.Literal))):
         return None
-    return 1 / number.real if divides else number.real
+    return 1 / number.real if name == "div" else number.real
 
 
 def walked(

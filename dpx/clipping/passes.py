@@ -21,7 +21,7 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import jaxprs, meshes
-from dpx.clipping.gradients.forms import Form, Values, squared_norm, together
+from dpx.clipping.gradients.forms import Form, Values, together
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
 from dpx.clipping.rounding import accumulator, settled
@@ -83,7 +83,7 @@ def clipping(
         norms = []
         for group, own in together(forms, groups):
             given = Values((v, values[v]) for form in own for v in form.needs)
-            norm = functools.partial(squared_norm, own)
+            norm = functools.partial(own[0].squared_norm, more=own[1:])
             norms.append((group, jax.vmap(norm, axis_size=len(flat[0]))(given)))
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:

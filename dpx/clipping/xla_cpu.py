@@ -23,10 +23,8 @@ from jax.extend import core
 
 from dpx.clipping import jaxprs, meshes
 
-# The tricks that programs for one CPU use.
 TRICKS = frozenset({"rows", "outlined", "kept", "ordered"})
-# The number of equations from which a step is outlined, those inside of others included: three blocks of a
-# transformer, or one long body of a scan.
+# The number of equations from which a step is outlined: those of three blocks of a transformer.
 LONG = 1750
 
 

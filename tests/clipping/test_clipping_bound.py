@@ -639,3 +639,21 @@ def test_positions_of_all_uses_round():
     uses = [gram.Pair(*[jnp.ones((1, count, 1))] * 2) for count in (400, 1)]
     norm = float(gram.squared_norm(layout, uses)) ** 0.5
     assert norm >= 401 * (1 + gamma(400) + gamma(401))
+
+
+def test_the_bound_of_several_that_are_alike_is_that_of_each():
+    """Of gradients whose terms cancel nothing is left but what the sum may round."""
+    rng = np.random.default_rng(0)
+    layout = gram.Layout((5, 7), (), (0,), (1,), (False,))
+    for cancels in (False, True):
+        each = []
+        for _ in range(12):
+            rows, columns = rng.normal(size=(1, 2, 5)), rng.normal(size=(1, 2, 7))
+            if cancels:
+                rows[:, 1], columns[:, 1] = rows[:, 0], -columns[:, 0]
+            each.append([gram.Pair(jnp.asarray(rows, "f4"), jnp.asarray(columns, "f4"))])
+        together = float(gram.squared_norm(layout, *each))
+        alone = [float(gram.squared_norm(layout, pairs)) for pairs in each]
+        np.testing.assert_allclose(together, np.sum(alone), rtol=1e-5)
+        exact = [np.einsum("kpr,kpc->rc", *(np.float64(x) for x in pairs[0])) for pairs in each]
+        assert together >= np.square(exact).sum()

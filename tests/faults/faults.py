@@ -386,9 +386,23 @@ FAULTS = (
     Fault(
         "of short gradients that are one array the first is not in the norm",
         "dpx/clipping/gradients/forms.py",
-        "sum_of_squares(lax.optimization_barrier(jnp.concatenate(flat)))",
-        "sum_of_squares(lax.optimization_barrier(jnp.concatenate(flat[1:])))",
+        "jnp.concatenate([*each])",
+        "jnp.concatenate([*each][1:])",
         "tests/clipping/test_clipping.py::test_groups_of_many_parameters_are_exact[many_small-None]",
+    ),
+    Fault(
+        "of factors that are normed together only the first are in the norm",
+        "dpx/clipping/gradients/factors.py",
+        "for each in (self, *more)))",
+        "for each in (self,)))",
+        "tests/clipping/test_clipping.py::test_groups_of_many_parameters_are_exact[alike-None]",
+    ),
+    Fault(
+        "blocks that are normed together are bounded as if they were one row of positions",
+        "dpx/clipping/gradients/gram.py",
+        "    length = SLACK * jnp.sqrt(jnp.sum(jnp.square(all_lengths)))\n",
+        "    length = SLACK * jnp.max(all_lengths)\n",
+        "tests/clipping/test_clipping_bound.py::test_the_bound_of_several_that_are_alike_is_that_of_each",
     ),
     Fault(
         "the weight of the other adapter is forgotten where both are merged",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpx.clipping.gradients import gram
-from dpx.clipping.gradients.forms import Form, Values
+from dpx.clipping.gradients.forms import FEW, Form, Values
 from dpx.clipping.gradients.gram import Layout, Pair, product
 from dpx.clipping.gradients.outer import Factor, Outer
 from dpx.clipping.gradients.reading import Reader, Terms
@@ -74,8 +74,14 @@ class Factors(Form):
         of_rows = _matrix(left, term, term.left, (*before, rows))
         return Pair(of_rows, _matrix(right, term, term.right, (*before, columns)))
 
-    def squared_norm(self, values: Values) -> jax.Array:
-        return gram.squared_norm(self.layout, self.pairs(values))
+    @property
+    def alike(self) -> Any:
+        places = [term.count(term.places) for term in self.terms]
+        types = [f.value.aval.dtype for term in self.terms for f in term.factors]
+        return (self.layout, *places, *types) if self.places <= FEW else None
+
+    def squared_norm(self, values: Values, more: Sequence[Any] = ()) -> jax.Array:
+        return gram.squared_norm(self.layout, *(each.pairs(values) for each in (self, *more)))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """One product of matrices for each term."""

@@ -1,6 +1,7 @@
 """The forms that the gradient of a parameter has. Each knows its norm, and its sum over a batch.
 
-`dpx.clipping.gradients.factors` has one more: sums of outer products, never added up for one example.
+Norms are upper bounds, with what a gradient's share of the sum rounds. `dpx.clipping.gradients.factors` has
+one more form: sums of outer products, never added up for one example.
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from dpx.clipping import xla_cpu
 from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
 
-# The number of entries up to which a held gradient is normed as one array with others.
-SHORT = 1024
+# A held gradient of at most so many entries, or factors of so many positions, are normed with others as one.
+SHORT, FEW = 1024, 64
 
 
 class Form:
@@ -28,15 +29,17 @@ class Form:
       again: the forms `Within` in it, which are made again for the sum.
       products: the forms `Factors` in it.
       unruled: the primitives that have no rule, where it is held for that reason.
+      alike: what gradients have in common that are normed as one array; None where it is not to be.
     """
 
     needs: Any = ()
     again: Any = ()
     products: Any = ()
     unruled: tuple[str, ...] = ()
+    alike: Any = None
 
-    def squared_norm(self, values: Values) -> jax.Array:
-        """An upper bound on its squared norm for one example, with what its share of the sum rounds."""
+    def squared_norm(self, values: Values, more: Sequence[Any] = ()) -> jax.Array:
+        """An upper bound on its squared norm for one example, plus those of `more` that are alike."""
         return jnp.zeros(())
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -60,8 +63,16 @@ class Held(Form):
 
     needs = property(lambda self: (self.value,))
 
-    def squared_norm(self, values: Values) -> jax.Array:
-        return sum_of_squares(values[self.value])
+    @property
+    def alike(self) -> Any:
+        aval = self.value.aval
+        return accumulator(aval.dtype) if 0 < aval.size <= SHORT else None
+
+    def squared_norm(self, values: Values, more: Sequence[Any] = ()) -> jax.Array:
+        if not more:
+            return sum_of_squares(values[self.value])
+        each = (values[form.value].astype(self.alike).ravel() for form in (self, *more))
+        return sum_of_squares(lax.optimization_barrier(jnp.concatenate([*each])))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         dtype = accumulator(values[self.value].dtype)
@@ -91,7 +102,7 @@ class Parts(Form):
     again = property(lambda self: self._all("again"))
     products = property(lambda self: self._all("products"))
 
-    def squared_norm(self, values: Values) -> jax.Array:
+    def squared_norm(self, values: Values, more: Sequence[Any] = ()) -> jax.Array:
         return total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -130,7 +141,7 @@ class Within(Form):
     again = property(lambda self: (self,))
     products = property(lambda self: self.sums.products)
 
-    def squared_norm(self, values: Values) -> jax.Array:
+    def squared_norm(self, values: Values, more: Sequence[Any] = ()) -> jax.Array:
         return total(values[self.norm])
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -148,22 +159,12 @@ def total(parts: jax.Array) -> jax.Array:
 
 
 def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, list[Any]]]:
-    """All forms, each with its group. Short held gradients of a group are one entry, to be normed together.
+    """All forms, each with its group. Those of a group that are alike are one entry, to be normed together.
 
     A deep model has many, and each costs kernels. Several devices would have to exchange them.
     """
     joined: dict[Any, list[Any]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
-        kind: Any = k
-        if isinstance(form, Held) and 0 < form.value.aval.size <= SHORT and jax.device_count() == 1:
-            kind = accumulator(form.value.aval.dtype)
+        kind = k if form.alike is None or jax.device_count() > 1 else form.alike
         joined.setdefault((group, kind), []).append(form)
     return [(group, each) for (group, _), each in joined.items()]
-
-
-def squared_norm(forms: Sequence[Any], values: Values) -> jax.Array:
-    """The squared norm of one gradient, or of several that are normed together."""
-    if len(forms) == 1:
-        return forms[0].squared_norm(values)
-    flat = [values[form.value].astype(accumulator(form.value.aval.dtype)).ravel() for form in forms]
-    return sum_of_squares(lax.optimization_barrier(jnp.concatenate(flat)))

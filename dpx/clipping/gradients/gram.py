@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)  # Traced once for all parameters that are alike.
-def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
+def squared_norm(shared: Layout, *alike: Sequence[Pair]) -> jax.Array:
     """An upper bound on ‖g‖² of one example, with the rounding of its products, and of what is added up of g.
 
     A computed inner product L of rows α and α' over R entries lies within γ_n·‖α‖·‖α'‖ of the exact one,
@@ -83,17 +83,18 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     have exact inner products, and cost nothing. Squares that are flushed to zero are part of the lengths.
 
     Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)² is what ‖g‖² would be if no terms cancelled. With P
-    positions and a clip factor w, what is added to the sum is off from w·g by at most w·γ_{P+4}·√Λ. So this
-    is added to the norm, and a contribution that is computed in float32 is never longer than w times it.
+    positions and a clip factor w, what is added to a sum is off from w·g by at most w·γ_{P+4}·√Λ. So this is
+    added to the norm, and no contribution in float32 is longer than w times it. `alike` are blocks of one g.
     """
     _, *sizes = shared.sizes()
     total, all_lengths, roundings = jnp.float32(0), jnp.float32(0), rounding.in_products(0)
     scaled: list[tuple[Any, Any]] = []  # By term: what `lengths` says of rows, and of columns.
     # A term's pair with itself comes first: it tells the lengths of the term's rows.
-    numbers = [(s, t) for s in range(len(pairs)) for t in reversed(range(s + 1))]
+    numbers = [(s, t) for s in range(len(alike[0])) for t in reversed(range(s + 1))]
     for s, t in numbers:
-        each = zip(pairs[s], pairs[t], sizes, strict=True)
-        both = (_inner(a, b, size, shared.fast[s] and shared.fast[t]) for a, b, size in each)
+        fast = shared.fast[s] and shared.fast[t]
+        each = [[_inner(x[s][i], x[t][i], sizes[i], fast) for x in alike] for i in (0, 1)]
+        both = (x[0] if len(x) == 1 else jnp.concatenate(x) for x in each)
         # XLA's compiler for CPUs copies an array to move an axis of length one.
         left, right = (x[0] if len(x) == 1 else x for x in both)
         if s == t:
@@ -109,6 +110,7 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     return jnp.square(norm + rounding.gamma(roundings, total.dtype) * length)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
 def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows; of two it is bools."""
     if a.ndim == b.ndim == 3:
