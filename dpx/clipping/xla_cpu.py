@@ -40,9 +40,9 @@ def keeps_blocks() -> bool:
 
 def by_rows(weights: jax.Array, held: jax.Array) -> jax.Array:
     """The sum over B of (B,) weights times (B, ...) numbers, by a matrix with two equal rows of weights."""
-    flat = held.reshape(len(held), -1)
-    product = jnp.matmul(jnp.stack([weights] * 2), flat, precision=jax.lax.Precision.HIGHEST)
-    return product[0].reshape(held.shape[1:])
+    rows, flat = lax.broadcast(weights, (2,)), held.reshape(len(held), -1)
+    product = lax.dot(rows, flat, precision=lax.Precision.HIGHEST)
+    return lax.index_in_dim(product, 0, keepdims=False).reshape(held.shape[1:])
 
 
 def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:

@@ -105,8 +105,8 @@ def _matrix(x: jax.Array, term: Outer, factor: Factor, parts: Sequence[Sequence[
     """A factor with an axis for each part of its labels."""
     kept = [a for a in factor.axes if term.sizes[a] > 1]
     order = [kept.index(a) for part in parts for a in part]
-    x = x.reshape([term.sizes[a] for a in kept]).transpose(order)
-    return x.reshape([term.count(part) for part in parts])
+    x = lax.reshape(x, [term.sizes[a] for a in kept])
+    return lax.reshape(lax.transpose(x, order), [term.count(part) for part in parts])
 
 
 def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | None:
