@@ -118,7 +118,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
                 )
             still_mine()
             seconds = time.monotonic() - began
-            _processes.of_first(lambda: write(outcome, config, workdir, seconds))
+            files = records.digest_of_public_files(config)
+            _processes.of_first(lambda: write(outcome, config, workdir, seconds, files))
         record = records.read(workdir)
         assert record is not None
         # Keys are deleted only now: until the result is written, a resumed run needs the same noise.
@@ -127,8 +128,17 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
         return record
 
 
-def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | None) -> None:
-    """Writes privacy.json and result.json; `seconds` is None if the time that a run took must stay secret."""
+def write(
+    outcome: experiment.Outcome,
+    config,
+    workdir: Path,
+    seconds: float | None,
+    public_files: str | None = None,
+) -> None:
+    """Writes privacy.json and result.json; `seconds` is None if the time that a run took must stay secret.
+
+    `public_files` is the digest of what its model is read with.
+    """
     synthetic = outcome.synthetic
 
     def state(spent: dpx.PrivacyGuarantee) -> dpx.PrivacyGuarantee:
@@ -158,7 +168,7 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
         "risk": written["risk"]["headline"],
         "wall_seconds": None if seconds is None else round(seconds, 2),
         "notes": outcome.notes.rstrip(),
-        "public_files": records.digest_of_public_files(config),
+        "public_files": public_files,
     }
     storage.write_json(workdir / "result.json", result)
 

@@ -191,4 +191,5 @@ def _give_away(
         notes=asked.words + (f" {_NONE}" if score is None else ""),
         headline_row=candidate.row,
     )
-    run.write(outcome, config, target, seconds=None)
+    files = records.digest_of_public_files(config)
+    run.write(outcome, config, target, seconds=None, public_files=files)

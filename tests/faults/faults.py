@@ -2986,8 +2986,8 @@ FAULTS = (
     Fault(
         "keys that are drawn from by place are not refused",
         "dpx/clipping/mixing.py",
-        "    if kinds := [",
-        "    if False and [",
+        "draws = is_vectorised and any(",
+        "draws = False and any(",
         "tests/clipping/test_clipping_silent.py::test_keys_that_jax_draws_from_by_place_are_refused",
     ),
     Fault(
@@ -3977,9 +3977,9 @@ FAULTS = (
     Fault(
         "how long a selected trial took is given away",
         "dpx/launch/selection.py",
-        "run.write(outcome, config, target, seconds=None)",
+        "run.write(outcome, config, target, seconds=None, public_files=files)",
         "seconds = None if trial is None else records.read(trial).wall_seconds\n"
-        "    run.write(outcome, config, target, seconds=seconds)",
+        "    run.write(outcome, config, target, seconds=seconds, public_files=files)",
         "tests/launch/test_sweep_selection.py"
         "::test_only_the_selected_model_and_its_noisy_score_are_given_away",
     ),
