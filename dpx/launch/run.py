@@ -118,8 +118,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
                 )
             still_mine()
             seconds = time.monotonic() - began
-            files = records.digest_of_public_files(config)
-            _processes.of_first(lambda: write(outcome, config, workdir, seconds, files))
+            digest = records.digest_of_public_files
+            _processes.of_first(lambda: write(outcome, config, workdir, seconds, digest(config)))
         record = records.read(workdir)
         assert record is not None
         # Keys are deleted only now: until the result is written, a resumed run needs the same noise.

@@ -1,6 +1,7 @@
 """Classifiers of documents by their keys: a private memory's, and what stands beside it in the table."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +32,9 @@ def memory_scores(memory: cross_attention.Sketch, queries) -> np.ndarray:
     return masses / np.maximum(sizes, 1)
 
 
-def class_means(
-    key: jax.Array,
-    keys: np.ndarray,
-    values: np.ndarray,
-    *,
-    epsilon: float,
-    delta: float,
-    unit: str = UNIT,
-) -> tuple[np.ndarray, PrivacyGuarantee]:
-    """Noisy mean keys of each class, (groups, dim), from `class_sums`."""
-    sums, _, spent = class_sums(key, keys, values, epsilon=epsilon, delta=delta, unit=unit)
+def class_means(*data: Any, **budget: Any) -> tuple[np.ndarray, PrivacyGuarantee]:
+    """Noisy mean keys of each class, (groups, dim), from `class_sums`, which says what it takes."""
+    sums, _, spent = class_sums(*data, **budget)
     return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), spent
 
 

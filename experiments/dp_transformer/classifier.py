@@ -112,7 +112,7 @@ def build(config) -> Classifier:
         )
     count = model.settings.num_layers
     layers = min(config.model.read_layers, count)
-    start = 0
+    start = config.get("start", 0)
     if mode == "lora":
         attach(model, config.tune)
         start = min(model.first_adapted, count - layers + 1)
@@ -252,11 +252,11 @@ kept_build = kept(build)
 @kept
 def features_of(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
     """Features (n, d) of texts by the encoder of an `untuned` config; each text is read once."""
-    model = kept_build(about)._replace(start=about.start)
+    model = kept_build(about)
 
     def read(texts: list[str]) -> np.ndarray:
         tokens, mask = _tokens(model, texts)
-        return frozen_features(model, trunk_of(about)(texts) if about.start else tokens, mask)
+        return frozen_features(model, trunk_of(about)(texts) if model.start else tokens, mask)
 
     return once(read)
 
@@ -264,7 +264,7 @@ def features_of(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
 @kept
 def trunk_of(about: ConfigDict) -> Callable[[Sequence[str]], np.ndarray]:
     """The `trunk` (n, L, d) of texts by the encoder of an `untuned` config; each text is read once."""
-    model = kept_build(about)._replace(start=about.start)
+    model = kept_build(about)
     return once(lambda texts: trunk(model, *_tokens(model, texts)))
 
 

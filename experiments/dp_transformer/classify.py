@@ -230,7 +230,7 @@ def _center(config, assumptions: tuple[str, ...]) -> PrivacyGuarantee | None:
 
 
 def _read(model: Classifier, tokens: tuple[np.ndarray, ...], features: np.ndarray):
-    """What the loss takes of texts: theirs and mask or, of a frozen encoder, its centered features."""
+    """What the loss takes of texts: tokens or `trunk` and mask, or of a frozen encoder centered features."""
     return (np.asarray(model.centered(features)),) if model.mode == "probe" else tokens
 
 

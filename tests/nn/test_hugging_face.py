@@ -76,6 +76,8 @@ def test_states_of_several_layers_are_those_of_models_that_end_there(name):
         later = model.states(trunk, mask, last=count - start + 1, start=start)
         for x, expected in zip(later, found[start - 1 :], strict=True):
             np.testing.assert_allclose(x, expected, atol=1e-5)
+        with pytest.raises(ValueError, match=f"must be from 1 to {count - start + 1}: "):
+            model.states(trunk, mask, last=count - start + 2, start=start)
     for stop in range(1, count):  # of which none has adapters
         windows = getattr(plain.settings, "windows", None)
         cut = {} if windows is None else {"windows": windows[:stop]}

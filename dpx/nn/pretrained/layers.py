@@ -126,8 +126,9 @@ class Layers(nnx.Module):
           ValueError: as for a call, and for layers that there are not.
         """
         count = self.settings.num_layers
-        if not 1 <= last <= count:
-            raise ValueError(f"last={last} must be from 1 to {count}: the model has no more layers")
+        most = count - max(start - 1, 0)
+        if not 1 <= last <= most:
+            raise ValueError(f"last={last} must be from 1 to {most}: the model has no more layers")
         x, found = tokens if start else self._begin(tokens, mask), []
         for stop in sorted({self.first_adapted, *range(count - last + 1, count + 1)}):
             if stop > start:
