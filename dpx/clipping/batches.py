@@ -11,7 +11,7 @@ import numpy as np
 
 from dpx.clipping import groups as _groups
 from dpx.clipping import meshes as _meshes
-from dpx.clipping import reports, xla_cpu
+from dpx.clipping import reports
 from dpx.clipping.rounding import Sum, accumulator
 
 # The number of microbatches between two compensated additions.
@@ -99,18 +99,16 @@ def finite_only(once: Callable) -> Callable:
         return once(_filled(batch, keep), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        step, like = xla_cpu.outlined(filled, batch, mask)
-
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            sums, *of_examples = step(batch, keep)
+            sums, *of_examples = filled(batch, keep)
             of_examples = jax.tree.map(functools.partial(_where, keep), of_examples, before)
             finite = keep & jnp.isfinite(jnp.stack(of_examples[0])).all(0)
             return finite, keep, (sums, *of_examples)
 
         # It does not run at all for a batch that is all masked. Loops with a simpler condition are what XLA
         # tries to run while it compiles, which takes long.
-        start = mask, ~mask & mask.any(), tuple(_meshes.zeros(like))
+        start = mask, ~mask & mask.any(), tuple(_meshes.zeros(jax.eval_shape(filled, batch, mask)))
         keep, _, (sums, *of_examples) = jax.lax.while_loop(
             lambda state: (state[0] != state[1]).any(), run, start
         )

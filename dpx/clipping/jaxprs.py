@@ -127,11 +127,6 @@ def inside(eqn: Any) -> Iterator[core.ClosedJaxpr]:
                 yield as_closed(inner)
 
 
-def length(jaxpr: Any) -> int:
-    """The number of equations of a jaxpr, those inside of others included."""
-    return sum(1 + sum(length(each.jaxpr) for each in inside(eqn)) for eqn in jaxpr.eqns)
-
-
 def is_exact(params: dict[str, Any]) -> bool:
     """Whether an equation multiplies, if at all, at the highest precision."""
     precision = params.get("precision", Precision.HIGHEST)

@@ -4,28 +4,23 @@ They change nothing but the order of additions. `python -m experiments.bench.tun
 
 - rows: what is held is summed as a product of matrices with two equal rows, which a library computes.
   Without it a step of GPT-2 with two blocks takes 1.07 times as long.
-- outlined: a long step is compiled as a computation of its own, outside the loop that may repeat it.
-  Without it 24 blocks take 1.13 times as long to compile.
 - kept: what blocks under `jax.checkpoint` make is kept where the compiler drops their barriers. Without it
   six such blocks take 1.54 times as long and 2.31 times the memory.
 - ordered: convolutions get their axes in the order for which there is fast code. Without it six of them,
   whose features come before places, take 8.3 times as long.
+- squeezed: sums go over axes of length one too, beside which the compiler adds up number by number. Without
+  it a step of a small GPT-2, to which each text is a batch of one, takes 1.21 times as long.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend import core
 
-from dpx.clipping import jaxprs, meshes
+from dpx.clipping import meshes
 
-TRICKS = frozenset({"rows", "outlined", "kept", "ordered"})
-# The number of equations from which a step is outlined: those of three blocks of a transformer.
-LONG = 1750
+TRICKS = frozenset({"rows", "kept", "ordered", "squeezed"})
 
 
 def uses(trick: str) -> bool:
@@ -45,24 +40,6 @@ def by_rows(weights: jax.Array, held: jax.Array) -> jax.Array:
     return lax.index_in_dim(product, 0, keepdims=False).reshape(held.shape[1:])
 
 
-def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
-    """The same function, as a computation of its own if it is long, and the shapes that it returns.
-
-    Inside a loop XLA would go through all of a long function again whenever it simplifies the loop, and hoist
-    what it can into the loop's state. Short ones compile as quickly in place, and need less memory there.
-    """
-    closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    if not uses("outlined") or jaxprs.length(closed.jaxpr) < LONG:
-        return function, like
-
-    def called(*arguments: Any) -> Any:
-        with set_xla_metadata(inlineable="false"):
-            results = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(like), results)
-
-    return called, like
-
-
 def ordered(eqn: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A convolution whose axes are in the order that XLA itself chooses, but not in loops."""
     of_x, of_kernel, of_result = eqn.params["dimension_numbers"]
@@ -71,3 +48,10 @@ def ordered(eqn: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
     x, kernel = jnp.moveaxis(x, of_x, axes), jnp.moveaxis(kernel, of_kernel, of_features)
     params = eqn.params | {"dimension_numbers": lax.ConvDimensionNumbers(axes, of_features, axes)}
     return jnp.moveaxis(lax.conv_general_dilated_p.bind(x, kernel, **params), axes, of_result)
+
+
+def squeezed(eqn: Any, x: jax.Array) -> jax.Array:
+    """A sum over axes and over those of length one."""
+    axes = {*eqn.params["axes"], *(i for i, length in enumerate(x.shape) if length == 1)}
+    summed = eqn.primitive.bind(x, **eqn.params | {"axes": tuple(sorted(axes))})
+    return summed.reshape(eqn.outvars[0].aval.shape)

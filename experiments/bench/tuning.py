@@ -20,8 +20,7 @@ from absl import app, flags
 
 import dpx
 from dpx.clipping import xla_cpu
-from experiments.bench import depth
-from experiments.bench.shapes import SHAPES, build
+from experiments.bench.shapes import SHAPES, Shape, build
 
 _TRICKS = flags.DEFINE_list("tricks", sorted(xla_cpu.TRICKS), "Which tricks.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of every pair.", lower_bound=1)
@@ -34,12 +33,6 @@ def of_shape(name: str) -> Problem:
     """A shape of the benchmark of clipping."""
     loss, params, batch_of = build(SHAPES[name])
     return loss, params, batch_of(SHAPES[name].batch)
-
-
-def deep() -> Problem:
-    """A transformer of 24 blocks that nobody scanned."""
-    gradient, (params, tokens) = depth.build("dpx", 24)
-    return gradient.loss_fn, params, (tokens,)  # type: ignore[attr-defined]
 
 
 def under_remat() -> Problem:
@@ -71,11 +64,22 @@ def images() -> Problem:
     return loss, kernels, (jax.random.normal(jax.random.key(6), (64, 1, 28, 28)),)
 
 
+def batches_of_one() -> Problem:
+    """GPT-2's two blocks at width 64 and 24 tokens, given each text as a batch of one."""
+    shape = Shape(128, 64, 256, 24, heads=4)
+    loss, params, batch_of = build(shape)
+
+    def of_batch(params: Any, tokens: jax.Array) -> jax.Array:
+        return jax.vmap(loss, (None, 0))(params, tokens[None]).mean()
+
+    return of_batch, params, batch_of(shape.batch)
+
+
 PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
-    "rows": ("GPT-2, two blocks", functools.partial(of_shape, "gpt2-small 2 blocks")),
-    "outlined": ("24 blocks", deep),
+    "rows": ("recommender, all positions", functools.partial(of_shape, "recommender M=3416 all")),
     "kept": ("blocks under remat", under_remat),
     "ordered": ("six convolutions", images),
+    "squeezed": ("a small GPT-2, texts as batches of one", batches_of_one),
 }
 
 

@@ -290,6 +290,8 @@ class Reader:
             # In groups of features the other code is faster.
             if xla_cpu.uses("ordered") and eqn.params["feature_group_count"] == 1:
                 return [xla_cpu.ordered(eqn, *values)]
+        if name == "reduce_sum" and 1 in eqn.invars[0].aval.shape and xla_cpu.uses("squeezed"):
+            return [xla_cpu.squeezed(eqn, *values)]
         if name == "reduce_precision":
             kind, given = jnp.finfo(eqn.invars[0].aval.dtype), eqn.params
             # JAX rounds so what a policy of `jax.checkpoint` saves. While both are used, both are held.
