@@ -6,6 +6,7 @@ A program of its own, because JAX counts the devices of a process once.
 `tests/clipping/test_clipping_meshes.py` runs it and says what must hold.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -274,9 +275,9 @@ def ordinary():
     return exchanged(jit(jax.grad(mean)).lower(params, *batch).compile().as_text())
 
 
-def on_four(losses, params, batch):
+def on_four(losses, params, batch, kind="automatic"):
     """Errors of clipped sums of some losses, by their names, where four devices share the batch."""
-    kinds, errors = (KINDS["automatic"],), {}
+    kinds, errors = (KINDS[kind],), {}
     mesh = jax.make_mesh((4,), ("data",), axis_types=kinds, devices=jax.devices()[:4])
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     replicated = jax.device_put(params, NamedSharding(mesh, P()))
@@ -285,8 +286,20 @@ def on_four(losses, params, batch):
         expected = sum(g * min(1, CLIP / (float(jnp.linalg.norm(g)) + 1e-30)) for g in each)
         for method in ("auto", "vmap"):
             gradient = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method))
-            errors[f"{name}, {method}"] = relative(gradient(replicated, *sharded).grads, expected)
+            with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
+                sums = gradient(replicated, *sharded).grads
+            errors[f"{name}, {method}"] = relative(sums, expected)
     return errors
+
+
+def part_of_a_table():
+    """Look-ups in a part of a table: which rows these are is known before anything lies on devices."""
+    rng = np.random.default_rng(0)
+    table, rows = (
+        jnp.asarray(rng.normal(size=(12, 4)), "f4"),
+        jnp.asarray(rng.integers(0, 10, (8, 3))),
+    )
+    return on_four({"part": lambda p, i: jnp.sum(jnp.tanh(p[2:][i]))}, table, [rows], "explicit")
 
 
 def own_kernels():
@@ -352,6 +365,7 @@ SOME = dict.fromkeys(TENSOR_PARALLEL, False) | {"kernel": True, "up": True}
 CASES = {
     "quick": {
         "unsummed": unsummed,
+        "a part of a table": part_of_a_table,
         "explicit, tensor parallel": lambda: compare(
             "explicit", TENSOR_PARALLEL, microbatch_size=8
         ),

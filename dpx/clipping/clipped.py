@@ -247,7 +247,7 @@ def clipped_grad(
       Arrays on the mesh go with the batch, and are not closed over.
     - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples. Add the sums up,
       `jax.lax.psum(clipped.grads, "data")`, before `dpx.privatize`. Axes that are left out of `axis_names`
-      may shard parameters.
+      may shard parameters. A loss that scans weights alone needs `jax.shard_map(..., check_vma=False)`.
 
     A `microbatch_size` that divides the batch, and is a multiple of the number of its shards, moves no
     examples between devices.

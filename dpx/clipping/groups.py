@@ -96,8 +96,8 @@ def clip_factors(
 ) -> list[jax.Array]:
     """The factor of each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ); 0 unless in `keep`.
 
-    A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
-    which is an error that no multiple of the gradient's length bounds.
+    A factor below `SMALLEST`, in the units of the sums, is zero: smaller ones could scale entries to where
+    they are flushed to zero, which is an error that no multiple of the gradient's length bounds.
 
     With `normalize` the factors, and so the sums, are in units of `unit_of`, and no factor is above 1. The
     quotient comes last, because XLA computes anything cheaper again in the sum of every parameter.

@@ -151,9 +151,10 @@ def walked(
     """All equations of a jaxpr and of what it calls, once for each way in which they are called.
 
     `own` says of each input whether it is the example's own. With each equation comes, for each operand,
-    whether it depends on such inputs (what a loop carries does if it does in every iteration, or `ever`, in
-    one), and the names of the axes of a `shard_map` around the equation, whose devices hold parts of one
-    example.
+    whether it depends on such inputs, and the names of the axes of a `shard_map` around the equation, whose
+    devices hold parts of one example. What a loop carries depends on them if it does in every iteration. With
+    `ever` all does of which `jax.vmap` makes one value for each example: what does in one iteration, and all
+    that is carried by loops that the example ends, or given to branches that it chooses.
     """
     visited: list[tuple[Any, list[bool], frozenset[str]]] = []
     known: dict[Any, list[bool]] = {}
@@ -174,16 +175,22 @@ def walked(
             if name == "scan":
                 results = in_loop(params["jaxpr"].jaxpr, [*given], *carried(eqn), axes)
             elif name == "while":
-                consts, body = params["cond_nconsts"], params["body_jaxpr"].jaxpr
-                results = in_loop(body, given[consts:], params["body_nconsts"], None, axes)
-                follow(params["cond_jaxpr"].jaxpr, [*given[:consts], *results], axes)
+                consts, first = params["cond_nconsts"], params["body_nconsts"]
+                body = params["body_jaxpr"].jaxpr
+                results = in_loop(body, given[consts:], first, None, axes)
+                ends = follow(params["cond_jaxpr"].jaxpr, [*given[:consts], *results], axes)
+                if ever and any(ends):  # `jax.vmap` then carries all for each example.
+                    carried_too = [*given[consts : consts + first], *(True for _ in results)]
+                    results = in_loop(body, carried_too, first, None, axes)
             else:
                 within = params.get("newly_manual_axes", params.get("manual_axes", ()))
                 within = axes.union(within if name == "shard_map" else ())
                 for each in inner:
                     count = len(each.jaxpr.invars)
                     flags = given[1:] if name == "cond" else given
-                    flags = flags if count == len(flags) else [any(given)] * count
+                    # Where an example chooses a branch `jax.vmap` runs them all.
+                    if count != len(flags) or (ever and name == "cond" and given[0]):
+                        flags = [any(given)] * count
                     ends = follow(each.jaxpr, flags, within)
                     if len(inner) == 1 and len(ends) == len(results):
                         results = ends

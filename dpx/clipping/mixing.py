@@ -183,8 +183,8 @@ def _same(a: Any, b: Any) -> bool:
         for x in (a, b)
     )
     if a.shape == b.shape:
-        return np.array_equal(a, b) and not _is_common(a)
-    alike = any(np.array_equal(x.reshape(-1), b.reshape(-1)) for x in (a, a.T))
+        return np.array_equal(a, b, equal_nan=True) and not _is_common(a)
+    alike = any(np.array_equal(x.reshape(-1), b.reshape(-1), equal_nan=True) for x in (a, a.T))
     return alike and a.size >= _FEW and not (_is_common(a.reshape(-1)) or _is_common(b))
 
 

@@ -94,5 +94,9 @@ def test_gradients_of_kernels_in_branches_and_loops_are_right_where_the_batch_is
     assert max(found["convolutions within"].values()) < 1e-4
 
 
+def test_a_part_of_a_table_is_looked_up_on_explicit_axes(found):
+    assert max(found["a part of a table"].values()) < 1e-5
+
+
 def test_values_that_differ_between_devices_are_not_released_with_one_noise(found):
     assert "add them up first" in found["unsummed"]

@@ -145,7 +145,13 @@ for name, x in (("NumPy", X), ("JAX", BATCH)):
         refused(f"batch, {name}, in {within}", centered(x, called), IN_BATCH, batch=(x,))
         reported(f"as many rows, {name}, in {within}", centered(x, called), AS_MANY, batch=(X + 1,))
 LONG = 2 * normal(12, 3)
-FORMS = {"transposed": LONG.T, "one more axis": LONG[None], "flat": LONG.reshape(-1)}
+LONG[3, 1] = np.nan  # as a missing value is
+FORMS = {
+    "transposed": LONG.T,
+    "one more axis": LONG[None],
+    "flat": LONG.reshape(-1),
+    "itself": 1 * LONG,
+}
 for name, other in FORMS.items():  # Before JAX sees it.
     refused(
         f"batch, {name}", lambda p, x, y=other: plain(p, x - jnp.sum(y)), IN_BATCH, batch=(LONG,)
@@ -503,6 +509,19 @@ def drawn_after_the_first_step(key, x):
     return jax.lax.scan(lambda drawn, row: (key, row * jax.random.normal(drawn)), shared, x)[1]
 
 
+def drawn_until(key, x):
+    """A loop that the example ends draws from a key that is the same for all."""
+    shared = jax.random.key(0, impl=jax.random.key_impl(key))
+    draw = lambda c: (c[0] + 1, jax.random.split(c[1])[0], jax.random.normal(c[1], x.shape))  # noqa: E731
+    return jax.lax.while_loop(lambda c: c[0] < x[0], draw, (-9.0, shared, x))[2]
+
+
+def drawn_where(key, x):
+    """So does a branch that it chooses."""
+    shared = jax.random.key(0, impl=jax.random.key_impl(key))
+    return jax.lax.cond(x[0] > 0, lambda: jax.random.normal(shared, x.shape), lambda: x)
+
+
 def drawn_for_all_too(key, x):
     draw = jax.jit(lambda key: jax.random.normal(key, (3,)))
     return draw(key) * draw(jax.random.key(1))
@@ -649,7 +668,8 @@ def test_a_jaxpr_that_a_primitive_keeps_apart_from_its_constants_is_read():
 def test_keys_that_jax_draws_from_by_place_are_refused(implementation, method):
     """A batch of them draws from the first: the record that has it would change the masks of all others."""
     keys = record_keys(jax.random.key(0, impl=implementation), 3, jnp.arange(4))
-    for draw in (DRAWS["by rejection"], drawn_after_the_first_step, DRAWS["masks"]):
+    drawn = drawn_after_the_first_step, drawn_until, drawn_where
+    for draw in (DRAWS["by rejection"], *drawn, DRAWS["masks"]):
         loss = functools.partial(drawing_loss, draw=draw)
         with pytest.raises(ValueError, match="threefry2x32"):
             Call(loss, batch=(X, keys))(method=method)

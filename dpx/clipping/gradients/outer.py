@@ -149,8 +149,9 @@ class Outer(NamedTuple):
             return term.on_factors(old, (new,), function, reader)
         if not moves or self.indexed != (old,):
             return None
-        # The old number of each entry, from one on; zero for zeros.
-        with jax.ensure_compile_time_eval():
+        # The old number of each entry, from one on; zero for zeros. None of them lies on a mesh.
+        nowhere = jax.sharding.AbstractMesh((), ())
+        with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(nowhere):
             places = np.asarray(function(jnp.arange(1, self.sizes[old] + 1), 0))
         moved = np.full(self.sizes[old] + 1, size, np.int32)
         moved[places[places > 0] - 1] = np.flatnonzero(places)
