@@ -1549,6 +1549,16 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/launch/test_sweep_selection.py"
             "::test_what_was_drawn_for_one_selection_serves_no_other",
         ),
+        "trials of a selection that goes on have noise for other data": (
+            'if drawn.exists() and storage.read_private(drawn)["data"] != _data(asked):',
+            "if False:",
+            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+        ),
+        "the trials of a selection read whatever data there are": (
+            '            drawn["data"][point],\n',
+            "",
+            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+        ),
         "a run that costs more than was planned is selected": (
             "if spent != str(candidate.guarantee.event):",
             "if False:",
@@ -1564,6 +1574,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
     },
     "dpx/launch/selection_plan.py": {
+        "a selection goes on with noise for more held-out records": (
+            '            "score_sensitivity": self.sensitivity,\n',
+            "",
+            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+        ),
         "trials of a selection may share a noise seed": (
             "    if config.noise_seed is not None:\n",
             "    if config.noise_seed is not None and config.noise_seed < 0:\n",
@@ -2489,6 +2504,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
     },
     "dpx/training/keys.py": {
+        "a trial of a selection runs on other data than it is priced for": (
+            "if _planned.get() not in (None, same):",
+            "if False:",
+            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+        ),
         "what a training begins with is not remembered": (
             "of_label(key, (same, settings))",
             'of_label(key, (same, ""))',
@@ -3212,9 +3232,14 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "len(test), unit, _assumptions(config)",
             PLANNED.format("finetune:pretrained"),
         ),
+        "held-out documents may change while a selection among tuned models runs": (
+            "return (*train.arrays, *test.arrays, *tuned_text.model_files(config))",
+            "return (*train.arrays, *tuned_text.model_files(config))",
+            SCORED.format("finetune:pretrained"),
+        ),
         "the file of a model that is tuned may change while a run is resumed": (
-            "begun = (*train.arrays, *tuned_text.model_files(config))",
-            "begun = train.arrays",
+            "return (*train.arrays, *test.arrays, *tuned_text.model_files(config))",
+            "return (*train.arrays, *test.arrays)",
             "tests/experiments/test_public_files.py::test_texts_are_read_by_a_model",
         ),
         "n-grams of documents are clipped at the longest document": (
@@ -3256,6 +3281,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
     },
     "experiments/dp_transformer/language_model.py": {
+        "held-out texts may change while a selection runs": (
+            "texts = corpus.train, corpus.test",
+            "texts = (corpus.train,)",
+            SCORED.format("text"),
+        ),
         "the prior is missing from the total": (
             "composed=releases | once,",
             'composed={row: spent for row, spent in (releases | once).items() if row != "start"},',
