@@ -198,6 +198,7 @@ def _give_away(
     overrides = dict(asked.fixed) if point is None else asked.overrides(point)
     config = points.point_config(asked.source, overrides)
     records.begin(config, asked.source, target)
+    ran = None if trial is None else records.read(trial)
     if trial is not None:
         checkpoints.copy_model(trial, target)
         for name in candidate.files:
@@ -211,5 +212,5 @@ def _give_away(
         notes=asked.words + (f" {_NONE}" if score is None else ""),
         headline_row=candidate.row,
     )
-    files = records.digest_of_public_files(config)
+    files = None if ran is None else ran.public_files
     run.write(outcome, config, target, seconds=None, public_files=files)

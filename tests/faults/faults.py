@@ -1495,6 +1495,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "    if still_mine := lambda: None:\n        if not _processes",
             "tests/launch/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
         ),
+        "a run states a pretrained model that took the place of its own": (
+            "write(outcome, config, workdir, seconds, public)",
+            "write(outcome, config, workdir, seconds, records.digest_of_public_files(config))",
+            "tests/launch/test_run.py::test_a_run_states_the_public_files_that_it_began_with",
+        ),
         "a run that had too little memory leaves its keys": (
             "                    keys.discard_unused(workdir)",
             "                    pass",
@@ -1570,9 +1575,15 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/launch/test_sweep_selection.py"
             "::test_a_run_that_costs_something_else_than_was_planned_is_not_selected",
         ),
+        "a selected model states a pretrained one on which it was not made": (
+            "files = None if ran is None else ran.public_files",
+            "files = records.digest_of_public_files(config)",
+            "tests/launch/test_sweep_selection.py"
+            "::test_only_the_selected_model_and_its_noisy_score_are_given_away",
+        ),
         "how long a selected trial took is given away": (
             "run.write(outcome, config, target, seconds=None, public_files=files)",
-            "seconds = None if trial is None else records.read(trial).wall_seconds\n"
+            "seconds = None if ran is None else ran.wall_seconds\n"
             "    run.write(outcome, config, target, seconds=seconds, public_files=files)",
             "tests/launch/test_sweep_selection.py"
             "::test_only_the_selected_model_and_its_noisy_score_are_given_away",

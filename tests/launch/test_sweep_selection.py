@@ -22,6 +22,7 @@ VALUES = {"rate": 1.0, "steps": 4, "users": 100, "lies": False, "fails": 0, "siz
 VALUES |= {"data": {"path": "a"}}
 # Its model is noise, and its metric how large the rate is.
 EXPERIMENT = """
+import os
 from pathlib import Path
 import jax
 import numpy as np
@@ -34,6 +35,8 @@ def held_out(config):
     return np.loadtxt(path) if path.exists() else np.zeros(config.users)
 
 def validate(config): pass
+
+def public_files(config): return [np.frombuffer(os.urandom(8), np.uint8)]  # somebody changes them
 
 def plan(config): return Plan({"model": spent(config)}, {})
 
@@ -134,6 +137,7 @@ def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     # The model is that of the trial whose score is the highest.
     trials = [records.read(path) for path in private.glob("trial*")]
     best = [t.workdir for t in trials if t.overrides.items() <= record.overrides.items()]
+    assert record.public_files in [t.public_files for t in trials if t.workdir in best]
     template = {"w": {"x": np.zeros(3, np.float32)}}
     given = checkpoints.load_model(chosen, template)["w"]["x"]
     kept = [checkpoints.load_model(path, template)["w"]["x"] for path in best]
