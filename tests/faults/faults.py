@@ -3289,8 +3289,8 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
     },
     "experiments/dp_transformer/labelled_texts.py": {
         "the labels that there are follow from the records": (
-            "enumerate(labels)}\n    texts = list(texts)\n",
-            "enumerate(labels)}\n    texts = list(texts)\n"
+            "    texts, numbers = list(texts), _numbers(config)\n",
+            "    texts = list(texts)\n"
             "    numbers = {x: n for n, x in enumerate(sorted({str(one.label) for one in texts}))}\n",
             "tests/experiments/test_classify.py"
             "::test_labels_are_those_that_are_named_and_not_those_that_there_are",
