@@ -425,6 +425,10 @@ def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
         ({"run": 1.0}, "'run'"),
         ({3: 1.0}, "named 3"),
         ({"accuracy": np.ones(2)}, "evaluate: accuracy"),
+        (
+            {"b": 1.0, "a": None},
+            "^evaluate: a=None must be a number: return one, or leave the name out",
+        ),
     ],
 )
 def test_an_evaluation_is_numbers_by_names_that_mean_nothing_else(found, named):
