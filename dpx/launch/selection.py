@@ -62,13 +62,15 @@ def begin(asked: Plan, folder: Path) -> None:
             storage.write_json(path, asked.to_json())
         if storage.read_json(path) != asked.to_json():
             raise ValueError(another)
-        if not drawn.exists() and not (folder / SELECTED / "result.json").exists():
+        if (folder / SELECTED / "result.json").exists():
+            return
+        if not drawn.exists():
             raise keys.CannotResumeError(
                 f"{drawn} is missing: with another number of trials the selection would be paid for twice, "
                 "so use a new --workdir"
             )
         # Not in what is public, since whoever guesses the data could check the guess.
-        if drawn.exists() and storage.read_private(drawn)["data"] != _data(asked):
+        if storage.read_private(drawn)["data"] != _data(asked):
             raise keys.CannotResumeError(
                 f"the data changed since the selection in {folder} began: use a new --workdir, or the old "
                 "data"

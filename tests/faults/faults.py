@@ -1560,7 +1560,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "::test_what_was_drawn_for_one_selection_serves_no_other",
         ),
         "trials of a selection that goes on have noise for other data": (
-            'if drawn.exists() and storage.read_private(drawn)["data"] != _data(asked):',
+            'if storage.read_private(drawn)["data"] != _data(asked):',
             "if False:",
             "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
         ),
@@ -3300,7 +3300,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "held-out texts may change while a selection runs": (
             "texts = corpus.train, corpus.test",
             "texts = (corpus.train,)",
-            SCORED.format("text"),
+            SCORED.replace(",", ":").format("text"),
         ),
         "the prior is missing from the total": (
             "composed=releases | once,",
