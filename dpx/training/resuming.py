@@ -113,7 +113,7 @@ def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> 
     if stored.get("data") != data:
         what = "data" if settings is None else "data or the initial parameters"
         raise CannotResumeError(
-            f"the {what} changed since the run in {workdir} began: use a new workdir, or the old {what}"
+            f"the {what} changed since the run in {workdir} began: use a new workdir, or the old ones"
         )
     before, now = stored.get("settings") or {}, settings or {}
     changed = sorted(name for name in before | now if before.get(name) != now.get(name))
