@@ -11,7 +11,7 @@ import datetime
 import decimal
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,11 @@ def at(read: Callable, cell: Any, row: int, place: Place) -> Any:
 
 def _cells(values: Any, name: str) -> np.ndarray | list:
     """The cells of a column: an array of integers or of NumPy's dates, or else a list of Python's values."""
+    if isinstance(values, Mapping | Set):  # of which Python lists the keys, in some order
+        raise ValueError(
+            f"{name} is a {type(values).__name__}, which must be a sequence with one cell a record: give "
+            "a list"
+        )
     check_unmasked(values, name)
     dtype = getattr(values, "dtype", None)
     if isinstance(dtype, np.dtype):

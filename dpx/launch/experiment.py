@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 import dpx
+from dpx.training import resuming
 
 
 class ContractError(Exception):
@@ -209,6 +210,8 @@ class Candidate:
         of a fixed model under the neighbouring relation.
       files: The files of the run that belong to its model and hold nothing private.
       synthetic: As in `Outcome`.
+      data: The digest of the arrays that `run` gives `keys.open_keys`, held-out records among them. A trial
+        that finds others is refused: its score would have noise for another number of records.
     """
 
     row: str
@@ -216,6 +219,7 @@ class Candidate:
     sensitivities: Mapping[str, float]
     files: Sequence[str] = ()
     synthetic: bool = False
+    data: str = resuming.digest(())
 
 
 class Experiment(Protocol):

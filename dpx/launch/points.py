@@ -14,6 +14,7 @@ import ml_collections
 
 from dpx import _storage as storage
 from dpx.launch import cli, records, run, sources
+from dpx.training import keys
 
 LOG = "log.txt"
 _LONGEST_NAME = 200
@@ -27,12 +28,14 @@ class Task(NamedTuple):
       overrides: The values that differ from it, by dotted name.
       folder: The folder of the sweep.
       label: The name of the point's folder, if that is not made from all overrides.
+      data: The digest of the only data on which it may run, if a selection was planned for them.
     """
 
     source: str
     overrides: dict
     folder: str
     label: str = ""
+    data: str | None = None
 
     @property
     def name(self) -> str:
@@ -97,7 +100,8 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
     try:
         config = point_config(task.source, task.overrides)
         records.begin(config, task.source, task.workdir)
-        with _logged(task.workdir / LOG) if quiet else contextlib.nullcontext():
+        logged = _logged(task.workdir / LOG) if quiet else contextlib.nullcontext()
+        with logged, keys.only_of(task.data):
             run.execute(config, task.workdir)
         return Ended("done")
     except storage.BusyError:

@@ -281,7 +281,7 @@ def load(workdir: str | Path) -> Any:
     record = read(workdir)
     if record is None:
         raise FileNotFoundError(f"{workdir} holds no finished run")
-    config = ml_collections.ConfigDict(record.config)
+    config = sources.find_home(ml_collections.ConfigDict(record.config), record.folder)
     module = experiment(config)
     if not hasattr(module, "load"):
         raise ValueError(f"{workdir}: the experiment {config.experiment} leaves no model")

@@ -102,6 +102,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
             if _processes.is_first():
                 sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
             try:
+                # Before the run: of files that change meanwhile it says that they are not those of the run.
+                public = _processes.of_first(lambda: records.digest_of_public_files(config))
                 log_to: Any = config.get("log")
                 with trackers.to(log_to):
                     outcome = records.experiment(config).run(config, workdir)
@@ -118,8 +120,7 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
                 )
             still_mine()
             seconds = time.monotonic() - began
-            digest = records.digest_of_public_files
-            _processes.of_first(lambda: write(outcome, config, workdir, seconds, digest(config)))
+            _processes.of_first(lambda: write(outcome, config, workdir, seconds, public))
         record = records.read(workdir)
         assert record is not None
         # Keys are deleted only now: until the result is written, a resumed run needs the same noise.

@@ -44,13 +44,16 @@ def begin(asked: Plan, folder: Path) -> None:
 
     Raises:
       ValueError: if the folder holds another selection, or other files.
-      keys.CannotResumeError: if the drawn numbers are lost.
+      keys.CannotResumeError: if the drawn numbers are lost, or the data have changed.
     """
     path, drawn = folder / _ASKED, folder / records.PRIVATE / _DRAWN
     records.refuse_foreign(path, "selection", (records.PRIVATE,))
     with storage.lock(folder, wait=60):
         records.refuse_foreign(path, "selection", (records.PRIVATE,))
-        another = f"{folder} holds another selection: use a new --workdir"
+        another = (
+            f"{folder} holds another selection, or one with another number of held-out records: use a new "
+            "--workdir"
+        )
         if not path.exists():
             storage.create_private(drawn, _draw(asked))
             # Trials that were drawn for one plan must not serve another, which has another cost.
@@ -59,15 +62,27 @@ def begin(asked: Plan, folder: Path) -> None:
             storage.write_json(path, asked.to_json())
         if storage.read_json(path) != asked.to_json():
             raise ValueError(another)
-        if not drawn.exists() and not (folder / SELECTED / "result.json").exists():
+        if (folder / SELECTED / "result.json").exists():
+            return
+        if not drawn.exists():
             raise keys.CannotResumeError(
                 f"{drawn} is missing: with another number of trials the selection would be paid for twice, "
                 "so use a new --workdir"
+            )
+        # Not in what is public, since whoever guesses the data could check the guess.
+        if storage.read_private(drawn)["data"] != _data(asked):
+            raise keys.CannotResumeError(
+                f"the data changed since the selection in {folder} began: use a new --workdir, or the old "
+                "data"
             )
 
 
 def _digest(asked: Plan) -> str:
     return hashlib.sha256(json.dumps(asked.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _data(asked: Plan) -> list[str]:
+    return [candidate.data for candidate in asked.candidates]
 
 
 def _draw(asked: Plan) -> dict:
@@ -80,6 +95,7 @@ def _draw(asked: Plan) -> dict:
     count = asked.trials.draw(generator)
     return {
         "plan": _digest(asked),
+        "data": _data(asked),
         "points": generator.integers(len(asked.grid), size=count).tolist(),
         # On synthetic data noise follows from the config, and two trials must not share it.
         "noise_seeds": generator.integers(2**62, size=count).tolist() if asked.synthetic else None,
@@ -106,8 +122,14 @@ def finish(
     private = folder / records.PRIVATE
     drawn = storage.read_private(private / _DRAWN)
     tasks = [
-        Task(asked.source, _overrides(asked, drawn, trial), str(private), f"trial{trial}")
-        for trial in range(len(drawn["points"]))
+        Task(
+            asked.source,
+            _overrides(asked, drawn, trial),
+            str(private),
+            f"trial{trial}",
+            drawn["data"][point],
+        )
+        for trial, point in enumerate(drawn["points"])
     ]
     if run_tasks(tasks):
         raise TrialsFailedError(
@@ -178,6 +200,7 @@ def _give_away(
     overrides = dict(asked.fixed) if point is None else asked.overrides(point)
     config = points.point_config(asked.source, overrides)
     records.begin(config, asked.source, target)
+    ran = None if trial is None else records.read(trial)
     if trial is not None:
         checkpoints.copy_model(trial, target)
         for name in candidate.files:
@@ -191,5 +214,5 @@ def _give_away(
         notes=asked.words + (f" {_NONE}" if score is None else ""),
         headline_row=candidate.row,
     )
-    files = records.digest_of_public_files(config)
+    files = None if ran is None else ran.public_files
     run.write(outcome, config, target, seconds=None, public_files=files)

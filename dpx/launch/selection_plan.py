@@ -73,6 +73,7 @@ class Plan:
             "select": self.metric,
             "trials": {"law": self.trials.law, "mean": self.trials.mean},
             "score_noise_multiplier": self.score_noise,
+            "score_sensitivity": self.sensitivity,
             "candidates": [str(candidate.guarantee.event) for candidate in self.candidates],
             "guarantee": self.price.guarantee.to_json(),
         }

@@ -82,16 +82,19 @@ def load_config(source: str) -> ConfigDict:
     return find_home(config)
 
 
-def find_home(config: ConfigDict) -> ConfigDict:
+def find_home(config: ConfigDict, folder: str = "") -> ConfigDict:
     """Replaces, in place, the ~ at the start of paths by the home folder, and returns the configuration.
 
     Paths are the values of keys that end in `path`. Shells do not replace the ~ in `--config.data.path=~/x`.
+    Those that are relative, and there in `folder`, become paths in it.
     """
     for name, value in config.items():
         if isinstance(value, ConfigDict):
-            find_home(value)
+            find_home(value, folder)
         elif name.endswith("path") and isinstance(value, str):
-            config[name] = os.path.expanduser(value)
+            path = os.path.expanduser(value)
+            there = os.path.join(folder, path)
+            config[name] = there if os.path.exists(there) else path
     return config
 
 

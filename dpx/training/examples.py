@@ -74,6 +74,12 @@ def _array(leaf: Any, name: str) -> Any:
         leaf = leaf.toarray()
     elif sources.is_frame(leaf):
         leaf = sources.read_frame(leaf, name)
+    for column in getattr(
+        leaf, "columns", [leaf]
+    ):  # of arrow, which makes floats of all where one is null
+        if isinstance(getattr(column, "null_count", None), int) and column.null_count:
+            row = np.asarray(column.is_null()).argmax()
+            raise ValueError(f"{name}, row {row} is missing: fill it in, or remove the row")
     try:
         check_real(leaf, name)
     except ValueError as error:

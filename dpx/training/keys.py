@@ -13,6 +13,7 @@ show only a fingerprint of it (`fingerprint`), which recognises the seed in the 
 """
 
 import contextlib
+import contextvars
 import hashlib
 import os
 import shutil
@@ -40,6 +41,7 @@ from dpx.training.purposes import (
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
 _SALT = "salt.json"
+_planned: contextvars.ContextVar[str | None] = contextvars.ContextVar("_planned", default=None)
 
 
 class Opened(NamedTuple):
@@ -168,6 +170,16 @@ def _finish(workdir: Path) -> None:
         storage.delete_private(path)
 
 
+@contextlib.contextmanager
+def only_of(data: str | None) -> Iterator[None]:
+    """Lets a run open its keys on data of this digest alone; None for any."""
+    token = _planned.set(data)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
 def open_keys(
     config, workdir: Path, *, synthetic: bool = False, data: Iterable[np.ndarray] = ()
 ) -> Keys:
@@ -181,13 +193,17 @@ def open_keys(
         find them unchanged.
 
     Raises:
-      CannotResumeError: if the run has lost its keys, or has other data than it began with, or than another
-        of its processes.
+      CannotResumeError: if the run has lost its keys, or has other data than it began with, than another of
+        its processes, or than its selection was planned for.
       storage.StorageError: if its keys are damaged, or not its own.
     """
     if synthetic:
         return from_seed(config.seed if config.noise_seed is None else config.noise_seed)
     workdir, same = Path(workdir), resuming.digest_of_each(data)
+    if _planned.get() not in (None, same):
+        raise CannotResumeError(
+            f"the data changed since the selection of {workdir} began: use a new --workdir, or the old data"
+        )
     draw = _draw if config.noise_seed is None else dict
     stored = _processes.of_first(lambda: resuming.stored(workdir, same, draw))
     if config.noise_seed is not None:

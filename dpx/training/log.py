@@ -61,7 +61,11 @@ def evaluated(numbers: Any) -> dict[str, float]:
             f"evaluate returned a number named {wrong[0]!r}, which must be another word than "
             f"{', '.join(_RESERVED)}: rename it"
         )
-    return {name: check_number(value, f"evaluate: {name}") for name, value in numbers.items()}
+    try:
+        return {name: check_number(value, f"evaluate: {name}") for name, value in numbers.items()}
+    except ValueError as error:
+        said = str(error).partition(", static")[0]
+        raise ValueError(f"{said}: return one, or leave the name out where there is none") from None
 
 
 @dataclasses.dataclass(frozen=True)

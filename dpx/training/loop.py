@@ -192,7 +192,9 @@ def train(
                 log.write({"step": done, "loss": float(loss), "epsilon": spent} | clip)
                 lines.line(done, float(loss), spent)
             if monitoring.evaluate is not None and done % monitoring.evaluate_every == 0:
-                log.write({"step": done} | evaluated(monitoring.evaluate(state[0])))
+                # Whoever keeps them has copies, since the next step reuses the memory of its state.
+                found = monitoring.evaluate(jax.tree.map(jnp.copy, state[0]))
+                log.write({"step": done} | evaluated(found))
             # Correlated noise is in the state, which is never written before it is of no use.
             writes = done == steps or (bands == 1 and done % monitoring.checkpoint_every == 0)
             if checkpoints is not None and writes:

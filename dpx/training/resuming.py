@@ -111,8 +111,9 @@ def _goes_on(path: Path, workdir: Path, data: str, settings: dict | None) -> dic
 def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:
     """Raises CannotResumeError where data or settings are not those that were stored."""
     if stored.get("data") != data:
+        what = "data" if settings is None else "data or the initial parameters"
         raise CannotResumeError(
-            f"the data changed since the run in {workdir} began: use a new workdir, or the old data"
+            f"the {what} changed since the run in {workdir} began: use a new workdir, or the old ones"
         )
     before, now = stored.get("settings") or {}, settings or {}
     changed = sorted(name for name in before | now if before.get(name) != now.get(name))

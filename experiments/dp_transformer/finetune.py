@@ -13,7 +13,7 @@ from dpx.data import text as own
 from dpx.data.records import of_units
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.nn import pretrained
-from dpx.training import users
+from dpx.training import resuming, users
 from dpx.training.keys import Keys, open_keys
 from experiments import checks, guarantees
 from experiments.dp_transformer import (
@@ -77,8 +77,7 @@ def run(config, workdir: Path) -> Outcome:
     language = tuned_text.build(config)
     train, test = docs.load(config, language.tokenizer)
     synthetic = _is_synthetic(config)
-    begun = (*train.arrays, *tuned_text.model_files(config))
-    keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
+    keys = open_keys(config, workdir, synthetic=synthetic, data=_begun(config, train, test))
     unit = docs.unit(config)
     privacy, guarantee = training.make_private(
         config.train, config.epsilon, config.delta, train.num_units, unit, _assumptions(config)
@@ -148,7 +147,13 @@ def candidate(config) -> Candidate:
         guarantee=guarantee,
         sensitivities={record_probability.SCORE: record_probability.sensitivity(test.num_units)},
         synthetic=_is_synthetic(config),
+        data=resuming.digest(_begun(config, train, test)),
     )
+
+
+def _begun(config, train: Documents, test: Documents) -> tuple[np.ndarray, ...]:
+    """What a run that resumes has to find unchanged; by the held-out documents a selection scores."""
+    return (*train.arrays, *test.arrays, *tuned_text.model_files(config))
 
 
 load, public_files = tuned_text.load, tuned_text.model_files

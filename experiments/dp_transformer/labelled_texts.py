@@ -63,7 +63,7 @@ def check(config) -> None:
             f"config.data.kind={data.kind!r} is no table of your own: use --config=classify:table"
         )
     labels = tuple(data.labels)
-    if len(labels) < 2 or len(set(map(str, labels))) < len(labels):
+    if len(labels) < 2 or len(_numbers(config)) < len(labels):
         raise ValueError(
             f"config.data.labels={labels} must name two labels or more, each once: what labels there are is "
             'public, and is not read from the records; --config.data.labels=\'("no", "yes")\''
@@ -101,11 +101,25 @@ def _texts(config, path) -> Iterable[own.Text]:
     return own.load_texts(path, column=column, user=data.user, label=label)
 
 
+def _numbers(config) -> dict[str, int]:
+    """The number of each label, as cells are read.
+
+    Raises:
+      ValueError: for a label that stands for a missing value.
+    """
+    labels = tuple(config.data.labels)
+    try:
+        return {str(identifier(str(label))): number for number, label in enumerate(labels)}
+    except ValueError as error:
+        raise ValueError(
+            f"config.data.labels={labels} must be words: one {str(error).partition(':')[0]}, so use another, "
+            "in the records too"
+        ) from None
+
+
 def _numbered(config, texts: Iterable[own.Text]) -> Labelled:
     """Texts with the numbers of their labels."""
-    labels = [identifier(str(label)) for label in config.data.labels]  # as cells are read
-    numbers = {str(label): number for number, label in enumerate(labels)}
-    texts = list(texts)
+    texts, numbers = list(texts), _numbers(config)
     for one in texts:
         if str(one.label) not in numbers:
             raise ValueError(

@@ -9,6 +9,7 @@ import numpy as np
 from dpx import ngram
 from dpx.data import Texts, split
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
+from dpx.training import resuming
 from dpx.training.keys import Keys, open_keys, secret_key
 from experiments import checks, guarantees
 from experiments.dp_transformer import corpus as corpora
@@ -85,8 +86,7 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
     """
     corpus = corpora.load(config) if corpus is None else corpus
     synthetic = corpora.is_generated(config)
-    begun = [x for x in (corpus.train.tokens, corpus.train.users) if x is not None]
-    keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
+    keys = open_keys(config, workdir, synthetic=synthetic, data=_begun(corpus))
     measures, releases, trained = [], {}, {}
     for order in compared_ngrams(config):
         row = f"dp_{order}gram"
@@ -149,7 +149,14 @@ def candidate(config) -> Candidate:
             record_probability.SCORE: record_probability.sensitivity(corpus.test.num_units)
         },
         synthetic=corpora.is_generated(config),
+        data=resuming.digest(_begun(corpus)),
     )
+
+
+def _begun(corpus: Corpus) -> list[np.ndarray]:
+    """What a run that resumes has to find unchanged; by the held-out records a selection scores."""
+    texts = corpus.train, corpus.test
+    return [x for part in texts for x in (part.tokens, part.users) if x is not None]
 
 
 load = text_model.load

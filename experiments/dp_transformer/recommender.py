@@ -7,7 +7,7 @@ import numpy as np
 from dpx.data import Histories
 from dpx.launch.experiment import Candidate, Comparison, Outcome, Plan, compares
 from dpx.training import keys as secrets
-from dpx.training import users
+from dpx.training import resuming, users
 from experiments import checks
 from experiments.dp_transformer import (
     choice,
@@ -65,11 +65,7 @@ def run(config, workdir: Path) -> Outcome:
     notes = _notes(config, prepared.train)
     config = recommender_data.with_batch_size(config, prepared.train)
     synthetic = config.data.kind == "synthetic"
-    # How many items a start keeps follows from the size of the catalogue, and what is served from the items
-    # that are held out.
-    begun = (*prepared.train.items, np.array(prepared.train.num_items))
-    begun += (*prepared.seen, prepared.users, prepared.next_items)
-    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
+    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=_begun(prepared))
     assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
     exact = recommender_plain.best_popularity(config, prepared.train)
     results = [("popularity", recommender_rows.evaluate(config, prepared, lambda *_: exact))]
@@ -141,7 +137,18 @@ def candidate(config) -> Candidate:
         sensitivities=ranking.sensitivities(config, len(prepared.next_items)),
         files=(next_item.CATALOGUE,),
         synthetic=config.data.kind == "synthetic",
+        data=resuming.digest(_begun(prepared)),
     )
+
+
+def _begun(prepared: recommender_data.Prepared) -> tuple[np.ndarray, ...]:
+    """What a run that resumes has to find unchanged.
+
+    How many items a start keeps follows from the size of the catalogue, and what is served, and the score of
+    a selection, from the items that are held out.
+    """
+    begun = (*prepared.train.items, np.array(prepared.train.num_items))
+    return (*begun, *prepared.seen, prepared.users, prepared.next_items)
 
 
 load, figures = next_item.load, recommender_figures.draw

@@ -92,6 +92,8 @@ EVENTS = [1, 1, 2, 2], [5, 6, 5, 6]
         (from_events, EVENTS, "no events are left with min_count=5"),
         (from_events, (EVENTS[0], [5, 6, 5]), r"\[4, 3\] entries"),
         (from_events, ([1, 1], np.ma.array([5, 6], mask=[True, False])), "items is a masked array"),
+        (from_events, ({0: 7, 1: 7}, [5, 6]), "users is a dict, which must be a sequence"),
+        (from_events, ([1, 1], {5, 6}), "items is a set, which must be a sequence"),
         (synthetic_histories, (1, 1, 1), "predictability=2"),
         (load_amazon, ("a.csv",), "year=2016 must be 2014, 2018 or 2023"),
     ],

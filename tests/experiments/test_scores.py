@@ -13,6 +13,7 @@ from all_configs import all_sources, configured, executed
 from dpx import audit
 from dpx.data.records import num_units, of_units
 from dpx.launch import records
+from dpx.training import keys
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import histories as recommender_data
@@ -130,13 +131,22 @@ def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
     monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
     config = configured(source, tmp_path, noise_seed=5, **changes)
     inject, everybody = held_out(config)(config, monkeypatch)
-    inject(everybody)
+
+    def candidate(kept):
+        inject(kept)
+        return records.experiment(config).candidate(config)
+
+    # The number of held-out records is public: a neighbour has an empty record in place of one.
+    neighbours = [np.delete(everybody, gone) for gone in (0, 1, len(everybody) - 1)]
     # Nobody watches here, who would take what a candidate calls public for what the score does.
-    planned, seen = records.experiment(config).candidate(config), []
+    planned, *others = map(candidate, (everybody, *neighbours))
+    data, seen = [planned.data, *(other.data for other in others)], []
+    assert planned.data not in data[1:]
 
     def whole(kept, workdir):
         inject(kept)
-        record = executed(config, source, workdir)
+        with keys.only_of(data[len(seen)]):
+            record = executed(config, source, workdir)
         scores = {name: record.metrics[f"{planned.row}/{name}"] for name in planned.sensitivities}
         seen.append(scores)
         # The run costs what its candidate says, and leaves the files of its model.
@@ -150,9 +160,8 @@ def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
 
     with audit.recording():
         first = audit.record(whole, everybody, ignore=["*"])
-        # The number of held-out records is public: a neighbour has an empty record in place of one.
-        for gone in (0, 1, len(everybody) - 1):
-            audit.replay(whole, everybody, np.delete(everybody, gone), ignore=["*"], first=first)
+        for neighbour in neighbours:
+            audit.replay(whole, everybody, neighbour, ignore=["*"], first=first)
     scores, *others = seen
     assert planned.sensitivities
     for name, most in planned.sensitivities.items():

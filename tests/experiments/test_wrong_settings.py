@@ -73,6 +73,12 @@ SAID = [
     ("classify:table,tiny", {"data.labels": ()}, "must name two labels or more"),
     ("classify:table,tiny", {"data.labels": ("a", "a")}, "each once"),
     ("classify:table,tiny", {"data.labels": (1, "1")}, "each once"),
+    ("classify:table,tiny", {"data.labels": ("no", "yes", "yes ")}, "each once"),
+    (
+        "classify:table,tiny",
+        {"data.labels": ("no", "NA")},
+        "('no', 'NA') must be words: one holds 'NA'",
+    ),
     ("classify:table,tiny", {"data.text": None}, "config.data.text is missing"),
     ("classify:table,tiny", {"data.kind": "sentences"}, "is no table of your own"),
     ("classify:table,tiny", {"tune.mode": "probe"}, "must be 'full'"),

@@ -7,10 +7,10 @@ import dp_accounting
 import numpy as np
 import pytest
 from command_line import call
-from own_runs import config_of, own, plain, written
+from own_runs import config_of, go, own, plain, written
 
 import dpx
-from dpx.launch import cli, comparison, report, run, tables
+from dpx.launch import cli, comparison, records, report, run, tables
 from dpx.launch.experiment import Measure, Outcome
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
@@ -134,6 +134,37 @@ def run(config, workdir):
         (workdir / "metrics.jsonl").write_text("{}")
     np.zeros(2**50) if config.of == "machine" else jnp.zeros(2**46).block_until_ready()
 """
+
+
+REPLACED = """
+from pathlib import Path
+import dpx
+import numpy as np
+from dpx.launch.experiment import Outcome
+
+def validate(config): pass
+def plan(config): return {}
+def public_files(config): return [np.frombuffer(Path(config.base_path).read_bytes(), np.uint8)]
+def load(config, workdir): return "adapters of the " + Path(config.base_path).read_text()
+
+def run(config, workdir):
+    Path(config.base_path).write_text("second")
+    spent = dpx.privacy.gaussian_guarantee(
+        1.0, 1e-6, neighboring=dpx.privacy.REPLACE_ONE, unit="row", mechanism="none")
+    return Outcome([], spent, {"model": spent})
+"""
+
+
+def test_a_run_states_the_public_files_that_it_began_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "base"
+    base.write_text("first")
+    go(own(tmp_path, REPLACED, base_path="base"), tmp_path / "run")
+    monkeypatch.chdir("/")  # paths are relative to the folder of the run's command
+    with pytest.raises(ValueError, match="have changed since"):
+        records.load(tmp_path / "run")
+    base.write_text("first")
+    assert records.load(tmp_path / "run") == "adapters of the first"
 
 
 def test_a_log_over_a_file_of_ones_own_is_refused_before_a_run_begins(tmp_path):

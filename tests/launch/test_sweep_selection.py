@@ -22,13 +22,21 @@ VALUES = {"rate": 1.0, "steps": 4, "users": 100, "lies": False, "fails": 0, "siz
 VALUES |= {"data": {"path": "a"}}
 # Its model is noise, and its metric how large the rate is.
 EXPERIMENT = """
+import os
+from pathlib import Path
 import jax
 import numpy as np
 import dpx
 from dpx.launch.experiment import Candidate, Measure, Outcome, Plan
-from dpx.training import checkpoints, keys
+from dpx.training import checkpoints, keys, resuming
+
+def held_out(config):
+    path = Path(config.data.path)
+    return np.loadtxt(path) if path.exists() else np.zeros(config.users)
 
 def validate(config): pass
+
+def public_files(config): return [np.frombuffer(os.urandom(8), np.uint8)]  # somebody changes them
 
 def plan(config): return Plan({"model": spent(config)}, {})
 
@@ -38,10 +46,12 @@ def spent(config):
 
 def candidate(config):
     found = spent(config)
-    return Candidate("model", found, {"hit": 1 / config.users}, ("names.txt",), config.synthetic)
+    data = held_out(config)
+    return Candidate("model", found, {"hit": 1 / len(data)}, ("names.txt",), config.synthetic,
+                     resuming.digest([data]))
 
 def run(config, workdir):
-    opened = keys.open_keys(config, workdir, synthetic=config.synthetic)
+    opened = keys.open_keys(config, workdir, synthetic=config.synthetic, data=[held_out(config)])
     noise, draw = opened.noise("model"), opened.seed("draw").entropy
     with (workdir / "attempts").open("a") as file:
         file.write(f"{jax.random.key_data(noise).tolist()} {draw}\\n")
@@ -127,6 +137,7 @@ def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     # The model is that of the trial whose score is the highest.
     trials = [records.read(path) for path in private.glob("trial*")]
     best = [t.workdir for t in trials if t.overrides.items() <= record.overrides.items()]
+    assert record.public_files in [t.public_files for t in trials if t.workdir in best]
     template = {"w": {"x": np.zeros(3, np.float32)}}
     given = checkpoints.load_model(chosen, template)["w"]["x"]
     kept = [checkpoints.load_model(path, template)["w"]["x"] for path in best]
@@ -206,6 +217,38 @@ def test_a_selection_that_was_killed_goes_on_as_it_would_have(source, tmp_path, 
     again = selected(asked, killed)
     assert (again.metrics, again.config) == (whole.metrics, whole.config)
     assert [len(lines) for lines in attempts(killed)] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("now", "words"), [("0 1 1 1", "another number of held-out"), ("1 1", "the data changed")]
+)
+def test_scores_have_noise_for_the_data_of_all_trials(source, tmp_path, monkeypatch, now, words):
+    def planned():
+        return plan(source, **{"data.path": str(data)})
+
+    def killed(tasks):
+        here(tasks[:1])
+        raise KeyboardInterrupt
+
+    def rewritten(tasks):
+        data.write_text(now)
+        return here(tasks)
+
+    fixed(monkeypatch, 2)
+    data, folder = tmp_path / "data.txt", tmp_path / "s"
+    data.write_text("0 1")
+    with pytest.raises(KeyboardInterrupt):
+        selected(planned(), folder, killed)
+    data.write_text(now)
+    with pytest.raises(ValueError, match=words):
+        selected(planned(), folder)
+    data.write_text("0 1")
+    with pytest.raises(selection.TrialsFailedError):
+        selected(planned(), folder, rewritten)
+    log = folder / records.PRIVATE / "trial1" / "log.txt"
+    assert "the data changed since the selection" in log.read_text()
+    data.write_text("0 1")
+    assert selected(planned(), folder).metrics
 
 
 @pytest.mark.slow

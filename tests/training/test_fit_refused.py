@@ -126,6 +126,7 @@ OF_USERS = [
         ({"users": np.array(["ann", *[" "] * 99])}, "users: row 1 is missing"),
         ({"users": USERS[1:]}, "users has 99 entries and data 100 rows"),
         ({"users": "ann"}, "users='ann' must be a column"),
+        ({"users": dict(enumerate(USERS))}, "users is a dict, which must be a sequence"),
         ({"users": np.stack([USERS, USERS])}, "users has shape"),
         ({"users": None}, "records_per_user=4 must come with users="),
         ({"records_per_user": None}, "records_per_user=None must be a number"),

@@ -80,6 +80,11 @@ def frame_of_pandas(values):
     return pd.DataFrame({"a": 1, "n": pd.array(values, dtype="Int64")})
 
 
+def arrow(values):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.array(values, pyarrow.int64())
+
+
 WRITTEN = {
     "source": Source,
     "source of records": lambda values: Source([{"n": value, "m": [value, 7]} for value in values]),
@@ -92,6 +97,9 @@ WRITTEN = {
     "column of pandas": lambda values: pd.Series(values, dtype="Int64", name="n"),
     "column of arrow": lambda values: pd.Series(values, dtype="int64[pyarrow]", name="n"),
     "frame of pandas": frame_of_pandas,
+    "arrow": arrow,
+    "chunks of arrow": lambda values: pytest.importorskip("pyarrow").chunked_array([arrow(values)]),
+    "table of arrow": lambda values: pytest.importorskip("pyarrow").table({"n": arrow(values)}),
 }
 # 64-bit numbers, of which floats hold no two neighbours.
 ROWS = [2**60 + row for row in range(5)]

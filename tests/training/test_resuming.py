@@ -100,7 +100,7 @@ def test_a_folder_goes_on_with_nothing_else(end, tmp_path):
         fit(workdir=tmp_path)
     for changes, named in (
         ({"l2_clip_norm": 5.0}, "l2_clip_norm changed"),
-        ({"data": (X + 1, Y)}, "the data changed"),
+        ({"data": (X + 1, Y)}, "the data or the initial parameters changed"),
         ({"optimizer": optax.sgd(0.2)}, "optimizer changed"),
         ({"loss": lambda *given: 2 * loss_fn(*given)}, "loss_fn changed"),
     ):
@@ -221,7 +221,7 @@ def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
     for changes, named in (
         ({"epsilon": 0.1}, "epsilon changed"),
         ({"steps": 2}, "steps changed"),
-        ({"data": (X + 1, Y)}, "the data changed"),
+        ({"data": (X + 1, Y)}, "the data or the initial parameters changed"),
     ):
         with pytest.raises(secrets.CannotResumeError, match=named):
             fit(workdir=tmp_path, key=own_keys(), **changes)
@@ -425,6 +425,10 @@ def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
         ({"run": 1.0}, "'run'"),
         ({3: 1.0}, "named 3"),
         ({"accuracy": np.ones(2)}, "evaluate: accuracy"),
+        (
+            {"b": 1.0, "a": None},
+            "^evaluate: a=None must be a number: return one, or leave the name out",
+        ),
     ],
 )
 def test_an_evaluation_is_numbers_by_names_that_mean_nothing_else(found, named):
