@@ -85,7 +85,7 @@ def run(config, workdir: Path) -> Outcome:
     )
     characters = sum(map(len, test.texts(language.tokenizer)))
     before = TunedText(language, language.trained, config)
-    measures = _measures("pretrained", nats := before.nats(test), test, characters)
+    measures = _measures("pretrained", untuned := before.nats(test), test, characters)
     releases = {}
     for order in corpus.compared_ngrams(config):
         row = f"dp_{order}gram"
@@ -105,7 +105,7 @@ def run(config, workdir: Path) -> Outcome:
     private.save(workdir)
     releases["dp_tuned"] = guarantee
     measures += _measures("dp_tuned", tuned_nats := private.nats(test), test, characters)
-    notes = _change(tuned_nats - nats) + "\n\n"
+    notes = _change(tuned_nats - untuned) + "\n\n"
     notes += _samples(config, {"before tuning": before, "tuned privately": private})
     if config.non_private.steps:
         tuned, words = _tuned_without_privacy(config, tune, start, train)
