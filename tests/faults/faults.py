@@ -3158,6 +3158,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "begun = [*tokens, train.labels",
             "tests/experiments/test_classify.py::test_a_run_goes_on_with_the_same_words_alone",
         ),
+        "class means count a user as often as they have texts": (
+            "    return of_labels / np.bincount(train.users)[train.users, None]\n",
+            "    return of_labels\n",
+            WORST.format("class sums, a user"),
+        ),
     },
     "experiments/dp_transformer/corpus.py": {
         "token probabilities count a user as often as they have records": (
