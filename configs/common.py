@@ -74,7 +74,7 @@ MEANINGS = {
     "train.checkpoint_every": "steps between checkpoints, from which a killed run goes on",
     "non_private.start": 'where the row without privacy starts: "scratch", "exact" counts or "pretrained"',
     "non_private.steps": "its number of steps; 0 for no such row",
-    "non_private.batch_size": "its batch size; that of train by default",
+    "non_private.batch_size": "its batch size, of records also where users are the unit; by default train's",
     "non_private.learning_rate": "its learning rate",
     "non_private.tried.start": "starts of which a part of the training records chooses",
     "non_private.tried.steps": "numbers of steps of which it chooses",

@@ -54,7 +54,7 @@ def validate(config) -> None:
     feature_center.check(config)
     classifier.build(config)
     train, _ = labelled_texts.load(config)
-    training.check_both(config, train.num_units)
+    training.check_both(config, train.num_units, users=train.users)
     checks.integers(config, "words.dim")
     if compares(config):
         training.check(words_section(config), train.num_units, name="config.words")

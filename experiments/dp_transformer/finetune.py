@@ -53,7 +53,7 @@ def validate(config) -> None:
     checks.each(config, "ngrams", least=1)
     language = tuned_text.build(config)
     train, _ = docs.load(config, language.tokenizer)
-    training.check_both(config, train.num_units)
+    training.check_both(config, train.num_units, users=train.users)
     training.warn_about_delta(config.delta, train.num_units, f"{docs.unit(config)}s")
 
 
