@@ -3475,6 +3475,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             'keys._key("release", "gram")',
             CONFIG.format("gram:features"),
         ),
+        "what a Gram matrix of features gives does not say what it rests on": (
+            "spent.assuming(ASSUMED) for",
+            "spent for",
+            PLANNED.format("gram:features"),
+        ),
         "the row of a regression without noise is not named as such": (
             '    "the row exact, which is not private",\n',
             "",
