@@ -79,6 +79,7 @@ MEANINGS = {
     "non_private.tried.start": "starts of which a part of the training records chooses",
     "non_private.tried.steps": "numbers of steps of which it chooses",
     "non_private.tried.learning_rate": "learning rates of which it chooses",
+    "non_private.tried.l2": "weights λ of which it chooses, of a penalty λ/2 ‖parameters‖²",
     "prior.order": "n of the private n-gram model that the private row starts from",
     "prior.budget_fraction": "share of ε that pays for it; 0 trains from scratch",
     "ngrams": "n of the private n-gram models beside it",
@@ -196,7 +197,7 @@ def non_private(**changed) -> dict:
     Of the values in `tried`, where there are any, a part of the training records chooses; what is not tried
     stands beside it. With `steps` of 0 there is no such row.
     """
-    tried = dict.fromkeys(("start", "steps", "learning_rate"), ())
+    tried = dict.fromkeys(("start", "steps", "learning_rate", "l2"), ())
     own = {"start": "scratch", "batch_size": config_dict.placeholder(int)}
     return {**own, **changed, "tried": tried | changed.get("tried", {})}
 

@@ -61,9 +61,9 @@ def train(
       data: Arrays with one row per example.
       config: A section with `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup`
         (share of the steps), `weight_decay`, `log_every` and `checkpoint_every` (steps). It has
-        `compute_dtype` if that is not the type of the parameters, and `secure` if samples and noise are drawn
-        from cryptographic streams; with `evaluate` `evaluate_every` (steps), and with `users`
-        `records_per_user`.
+        `compute_dtype` if that is not the type of the parameters, `l2` for a penalty λ/2 ‖parameters‖², and
+        `secure` if samples and noise are drawn from cryptographic streams; with `evaluate` `evaluate_every`
+        (steps), and with `users` `records_per_user`.
       keys: The keys of the run, from which those of the training follow by its label.
       mesh: The section `mesh` of a config, if it has one.
       users: (n,) the user of each example, as in `dpx.data.Texts`: `batch_size` then counts users. Without
@@ -134,7 +134,11 @@ def optimizer(config: Any) -> optax.GradientTransformation:
         ],
         [warmup],
     )
-    return optax.adamw(schedule, weight_decay=config.weight_decay)
+    adam = optax.adamw(schedule, weight_decay=config.weight_decay)
+    penalty = config.get(
+        "l2", 0.0
+    )  # in the gradient, unlike the decay: the optimum is that of the sum
+    return optax.chain(optax.add_decayed_weights(penalty), adam) if penalty else adam
 
 
 def check(config: Any, num_examples: int, *, name: str = "config.train") -> None:
@@ -150,7 +154,7 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
     counts = ("steps", "microbatch_size", "log_every", "checkpoint_every", "records_per_user")
     checks.integers(config, *counts, prefix=name)
     checks.positive(config, "learning_rate", "l2_clip_norm", prefix=name)
-    checks.positive(config, "weight_decay", zero=True, prefix=name)
+    checks.positive(config, "weight_decay", "l2", zero=True, prefix=name)
     if not 0 <= config.warmup <= 1:
         raise ValueError(f"{name}.warmup={config.warmup} must be a share of the steps, in [0, 1]")
     checks.choice(config, "accountant", ("pld", "rdp"), prefix=name)
