@@ -145,7 +145,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 start="pretrained",
                 steps=800,
                 batch_size=256,
-                tried={"learning_rate": (3e-4, 1e-3, 3e-3)},
+                tried={"learning_rate": (3e-4, 1e-3, 3e-3), "l2": (0.0, 0.03)},
             ),
             "words": {"dim": 2048, "steps": 100, "batch_size": 1024, "learning_rate": 6e-3},
         }
@@ -157,7 +157,11 @@ def get_config(arg: str = "") -> ConfigDict:
                 "model": {"kind": "scratch", "dim": 16, "num_layers": 1, "num_heads": 2},
                 "tune": {"mode": "full"},
                 "train": {"steps": 4, "batch_size": 64, "checkpoint_every": 2},
-                "non_private": {"steps": 4, "batch_size": 32, "tried": {"learning_rate": ()}},
+                "non_private": {
+                    "steps": 4,
+                    "batch_size": 32,
+                    "tried": {"learning_rate": (), "l2": ()},
+                },
                 "words": {"dim": 64, "steps": 4, "batch_size": 64},
             }
         )

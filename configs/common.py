@@ -74,11 +74,12 @@ MEANINGS = {
     "train.checkpoint_every": "steps between checkpoints, from which a killed run goes on",
     "non_private.start": 'where the row without privacy starts: "scratch", "exact" counts or "pretrained"',
     "non_private.steps": "its number of steps; 0 for no such row",
-    "non_private.batch_size": "its batch size; that of train by default",
+    "non_private.batch_size": "its batch size, of records also where users are the unit; by default train's",
     "non_private.learning_rate": "its learning rate",
     "non_private.tried.start": "starts of which a part of the training records chooses",
     "non_private.tried.steps": "numbers of steps of which it chooses",
     "non_private.tried.learning_rate": "learning rates of which it chooses",
+    "non_private.tried.l2": "weights λ of which it chooses, of a penalty λ/2 ‖parameters‖²",
     "prior.order": "n of the private n-gram model that the private row starts from",
     "prior.budget_fraction": "share of ε that pays for it; 0 trains from scratch",
     "ngrams": "n of the private n-gram models beside it",
@@ -196,7 +197,7 @@ def non_private(**changed) -> dict:
     Of the values in `tried`, where there are any, a part of the training records chooses; what is not tried
     stands beside it. With `steps` of 0 there is no such row.
     """
-    tried = dict.fromkeys(("start", "steps", "learning_rate"), ())
+    tried = dict.fromkeys(("start", "steps", "learning_rate", "l2"), ())
     own = {"start": "scratch", "batch_size": config_dict.placeholder(int)}
     return {**own, **changed, "tried": tried | changed.get("tried", {})}
 

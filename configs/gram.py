@@ -39,7 +39,8 @@ is over ε, and `--set=num_kept=100,300,1000,3000` sweeps over K.
         --config.data.path=amazon_games.txt --config.num_seeds=5 --set=epsilon=5,8,10
 
 `features` releases the Gram matrix of 64 features of 20 Newsgroups, with labels, and measures what it is good
-for: principal components and a regression. The data are those of configs/cross_attention.py:retrieval.
+for: principal components and a regression. The data are those of configs/cross_attention.py:retrieval. On
+your own data what it is compared with needs `--config.comparisons=True`.
 
     python -m experiments.sweep --config=configs/gram.py:features --workdir=runs/gram_features
 
@@ -133,6 +134,7 @@ def _features(tiny: bool) -> dict:
     own = {name: config_dict.placeholder(str) for name in ("path", "public_path", "column")}
     return {
         **begin("gram.features", epsilon=1.0, delta=1e-5),
+        "comparisons": config_dict.placeholder(bool),
         "data": {**own, "generated": 300 if tiny else 0},
         "dim": 8 if tiny else 64,
         "num_groups": 4 if tiny else 20,

@@ -5,7 +5,7 @@
 variant         figure of the paper                            what to expect
 low_dim         1: excess risk against N, five ε, D = 5        at N = 4000, ε = 1: paper 0.033, one-shot 1e-6
 high_dim        2: the same with D = L = ⌊√N⌋                  at N = 1000, ε = 1: paper 1e-7
-useful          none: λ so small that ridge beats zero         one-shot has ridge's MSE from N = 20,000 on
+useful          none: λ so small that ridge beats zero         one-shot has that ridge's MSE at N = 100,000
 rates           Theorem 4.2: exponents of N, L, D and ε        fitted slopes beside the claimed ones
 early_stopping  3: risk against T, Γ⁰ = 0 and random           a minimum from a random Γ⁰ only
 robustness      4: one corrupted prompt, α = c Nᵖ              flat ridge; NoisyHead worse with the paper's R
@@ -41,6 +41,7 @@ MEANINGS = common.MEANINGS | {
     "length": "L, labelled tokens of a prompt; ⌊√N⌋ by default",
     "dim": "D, dimensions of a token; ⌊√N⌋ by default",
     "regularization": "λ; N/D by default",
+    "ridges": "values of λ, of which ridge takes the best in a trial, without privacy",
     "noise_std": "of the responses",
     "kappa": "κ, with which a bound may fail",
     "step_scale": "η = step_scale λ/(λ+G²)²; by default the step of fastest contraction",
@@ -134,6 +135,7 @@ def _of_a_figure() -> dict[str, dict]:
             "dim": 5,
             "length": 63,
             "regularization": 0.003,
+            "ridges": (1e-3, 3e-4, 1e-4, 3e-5),
             "steps": 300,
             "epsilons": (0.2, 1.0, 4.0),
             "axes": {"num_prompts": (4000, 20_000, 100_000)},

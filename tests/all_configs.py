@@ -53,10 +53,10 @@ def _prompts(folder):
 
 def _labelled(folder):
     rows = [
-        f"{'bad' if i % 3 else 'good'} w{i % 7} w{i % 5},{'no' if i % 3 else 'yes'}"
+        f"{'bad' if i % 3 else 'good'} w{i % 7} w{i % 5},{'no' if i % 3 else 'yes'},u{i * i % 83}"
         for i in range(200)
     ]
-    (folder / "texts.csv").write_text("\n".join(["message,team", *rows]))
+    (folder / "texts.csv").write_text("\n".join(["message,team,who", *rows]))
     found = {"data.path": str(folder / "texts.csv"), "data.text": "message", "data.label": "team"}
     return found | {"data.labels": ("no", "yes")}
 

@@ -49,7 +49,8 @@ def class_sums(
 ) -> tuple[np.ndarray, float, PrivacyGuarantee]:
     """Noisy sums of (1/2, k) over the documents of each class, (groups, 1 + dim), and the noise's deviation.
 
-    Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2.
+    Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2. So does a
+    unit of several documents, by a mean of such vectors, if their `values` (n, groups) add up to one.
     """
     spent = guarantee(epsilon, delta, "Gaussian mechanism on sums over classes", unit)
     rows = np.concatenate([np.full((len(keys), 1), 0.5), keys], axis=1)

@@ -54,9 +54,9 @@ def validate(config) -> None:
     feature_center.check(config)
     classifier.build(config)
     train, _ = labelled_texts.load(config)
-    training.check_both(config, train.num_units)
+    training.check_both(config, train.num_units, users=train.users)
     checks.integers(config, "words.dim")
-    if _compared(config):
+    if compares(config):
         training.check(words_section(config), train.num_units, name="config.words")
     training.warn_about_delta(config.delta, train.num_units, f"{unit(config)}s")
 
@@ -66,7 +66,7 @@ def plan(config) -> Plan:
     train, _ = labelled_texts.load(config)
     found, headline = _private(config, config.train, train, (), _center(config, ()))
     releases = {"dp_classifier": headline}
-    if _compared(config):
+    if compares(config):
         means = guarantee(config.epsilon, config.delta, "class means", unit(config))
         _, words = _private(config, words_section(config), train, ())
         releases |= {"dp_prototypes": means, "dp_words": words}
@@ -84,7 +84,7 @@ def run(config, workdir: Path) -> Outcome:
     untuned = classifier.untuned(config, model.start)
     read_features = classifier.features_of(untuned)
     features, to_ask = read_features(train.texts), read_features(test.texts)
-    counted = [hashed(train.texts, config.words.dim)] if _compared(config) else []
+    counted = [hashed(train.texts, config.words.dim)] if compares(config) else []
     begun = [*tokens, *counted, train.labels, *classifier.model_files(config)]
     begun += [] if train.users is None else [train.users]
     keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(begun))
@@ -114,14 +114,14 @@ def run(config, workdir: Path) -> Outcome:
         plain = train_one(exact, texts, train, "classifier", chosen.way.section, None)
         rows["classifier"] = plain.logits(*_read(exact, asked, to_ask))
         notes = f"Without privacy the classifier was trained {chosen.words}"
-    if _compared(config):
+    if compares(config):
         budget = {"epsilon": config.epsilon, "delta": config.delta, "unit": unit(config)}
         features, to_ask = (
             x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
             for x in (features, to_ask)
         )
-        of_labels = np.eye(len(model.labels))[train.labels]
-        sums, noise, spent = class_sums(keys.noise("dp_prototypes"), features, of_labels, **budget)
+        weights = shares(train, len(model.labels))
+        sums, noise, spent = class_sums(keys.noise("dp_prototypes"), features, weights, **budget)
         releases["dp_prototypes"] = spent.assuming(*_assumptions(config))
         rows["dp_prototypes"] = nearest_mean(to_ask, sums, noise)
         words = model._replace(mode="probe", trained=_head(config.words.dim, len(model.labels)))
@@ -197,9 +197,15 @@ def hashed(texts: Any, dim: int) -> np.ndarray:
     return found
 
 
-def _compared(config) -> bool:
-    """Whether the simpler private rows are made: over users they would need bounds of their own."""
-    return config.data.user is None and compares(config)
+def shares(train: Labelled, num_labels: int) -> np.ndarray:
+    """(n, labels) what each text counts to the class of its label: one, or its share of its user's texts.
+
+    So a user adds the mean of what the user's texts would add, whose norm is at most that of one text.
+    """
+    of_labels = np.eye(num_labels)[train.labels]
+    if train.users is None:
+        return of_labels
+    return of_labels / np.bincount(train.users)[train.users, None]
 
 
 def _assumptions(config) -> tuple[str, ...]:

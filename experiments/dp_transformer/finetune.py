@@ -53,7 +53,7 @@ def validate(config) -> None:
     checks.each(config, "ngrams", least=1)
     language = tuned_text.build(config)
     train, _ = docs.load(config, language.tokenizer)
-    training.check_both(config, train.num_units)
+    training.check_both(config, train.num_units, users=train.users)
     training.warn_about_delta(config.delta, train.num_units, f"{docs.unit(config)}s")
 
 
@@ -84,7 +84,7 @@ def run(config, workdir: Path) -> Outcome:
     )
     characters = sum(map(len, test.texts(language.tokenizer)))
     before = TunedText(language, language.trained, config)
-    measures = _measures("pretrained", nats := before.nats(test), test, characters)
+    measures = _measures("pretrained", untuned := before.nats(test), test, characters)
     releases = {}
     for order in corpus.compared_ngrams(config):
         row = f"dp_{order}gram"
@@ -104,7 +104,7 @@ def run(config, workdir: Path) -> Outcome:
     private.save(workdir)
     releases["dp_tuned"] = guarantee
     measures += _measures("dp_tuned", tuned_nats := private.nats(test), test, characters)
-    notes = _change(tuned_nats - nats) + "\n\n"
+    notes = _change(tuned_nats - untuned) + "\n\n"
     notes += _samples(config, {"before tuning": before, "tuned privately": private})
     if config.non_private.steps:
         tuned, words = _tuned_without_privacy(config, tune, start, train)

@@ -50,7 +50,7 @@ def validate(config) -> None:
 
 def check(config, corpus: Corpus) -> None:
     """Raises ValueError for a config that these records cannot be used with."""
-    training.check_both(config, corpus.train.num_units)
+    training.check_both(config, corpus.train.num_units, users=corpus.train.users)
     checks.share(config, "prior.budget_fraction", budget=True)
     models.check(config, corpus.public.vocab_size)
     for order in (*config.ngrams, config.prior.order):

@@ -61,16 +61,18 @@ def train(
       data: Arrays with one row per example.
       config: A section with `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup`
         (share of the steps), `weight_decay`, `log_every` and `checkpoint_every` (steps). It has
-        `compute_dtype` if that is not the type of the parameters, and `secure` if samples and noise are drawn
-        from cryptographic streams; with `evaluate` `evaluate_every` (steps), and with `users`
-        `records_per_user`.
+        `compute_dtype` if that is not the type of the parameters, `l2` for a penalty λ/2 ‖parameters‖², and
+        `secure` if samples and noise are drawn from cryptographic streams; with `evaluate` `evaluate_every`
+        (steps), and with `users` `records_per_user`.
       keys: The keys of the run, from which those of the training follow by its label.
       mesh: The section `mesh` of a config, if it has one.
-      users: (n,) the user of each example, as in `dpx.data.Texts`: `batch_size` then counts users.
+      users: (n,) the user of each example, as in `dpx.data.Texts`: `batch_size` then counts users. Without
+        privacy nothing bounds what a user adds, and batches are of examples.
       privacy, frozen: As there.
       label, workdir, evaluate: As in `dpx.training.log.Monitoring`.
       weight_fn: As in `dpx.training.loop.Computation`.
     """
+    users = None if privacy is None else users
     rows, whose = of_units(users, share(np.arange(num_units(data[0], users))))
     grouped = None
     if whose is not None:
@@ -132,7 +134,11 @@ def optimizer(config: Any) -> optax.GradientTransformation:
         ],
         [warmup],
     )
-    return optax.adamw(schedule, weight_decay=config.weight_decay)
+    adam = optax.adamw(schedule, weight_decay=config.weight_decay)
+    penalty = config.get(
+        "l2", 0.0
+    )  # in the gradient, unlike the decay: the optimum is that of the sum
+    return optax.chain(optax.add_decayed_weights(penalty), adam) if penalty else adam
 
 
 def check(config: Any, num_examples: int, *, name: str = "config.train") -> None:
@@ -148,7 +154,7 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
     counts = ("steps", "microbatch_size", "log_every", "checkpoint_every", "records_per_user")
     checks.integers(config, *counts, prefix=name)
     checks.positive(config, "learning_rate", "l2_clip_norm", prefix=name)
-    checks.positive(config, "weight_decay", zero=True, prefix=name)
+    checks.positive(config, "weight_decay", "l2", zero=True, prefix=name)
     if not 0 <= config.warmup <= 1:
         raise ValueError(f"{name}.warmup={config.warmup} must be a share of the steps, in [0, 1]")
     checks.choice(config, "accountant", ("pld", "rdp"), prefix=name)
@@ -157,19 +163,24 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
         raise ValueError(f"{name}.accountant='rdp' must be 'pld' with {name}.sampling='allocation'")
 
 
-def check_both(config: Any, num_examples: int, *, parted: bool = True) -> None:
+def check_both(
+    config: Any, num_examples: int, *, parted: bool = True, users: np.ndarray | None = None
+) -> None:
     """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used.
 
-    `parted` says whether a way to train the baseline is chosen by records that are held out meanwhile.
+    `parted` says whether a way to train the baseline is chosen by records that are held out meanwhile. With
+    `users` (n,) there are `num_examples` users, and the baseline is trained on their n records.
     """
     as_mesh(sizes(config.mesh))
     check(config.train, num_examples)
     if "non_private" in config and config.non_private.steps != 0:
         ways = without_privacy.ways(config)
+        rest = np.arange(num_examples)
         if parted and len(ways) > 1:
-            num_examples = len(without_privacy.parts(config, num_examples)[1])
+            _, rest = without_privacy.parts(config, num_examples)
+        rows, _ = of_units(users, rest)
         for way in ways:
-            check(way.section, num_examples, name="config.non_private")
+            check(way.section, len(rows), name="config.non_private")
 
 
 def make_private(

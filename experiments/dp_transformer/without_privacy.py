@@ -1,8 +1,8 @@
 """The row without privacy: the same model, trained in the best of a few ways, which training records choose.
 
 The section `non_private` says how, and changes the section `train`. `non_private.tried` may hold several
-values of `start`, `steps` and `learning_rate`: each combination is then trained on a part of the training
-records, and measured on the others. What wins is trained on all of them.
+values of `start`, `steps`, `learning_rate` and `l2`: each combination is then trained on a part of
+the training records, and measured on the others. What wins is trained on all of them.
 """
 
 import itertools
@@ -29,10 +29,10 @@ class Way(NamedTuple):
     section: Any
 
     def __str__(self) -> str:
-        about = self.section
+        about, l2 = self.section, self.section.get("l2")
         return (
             f"from {STARTS[self.start]}, in {about.steps} steps of {about.batch_size} at learning rate "
-            f"{about.learning_rate:g}"
+            f"{about.learning_rate:g}{f' and an l2 penalty of {l2:g}' if l2 else ''}"
         )
 
 

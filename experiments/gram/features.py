@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from dpx import gram
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.noise import release
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments import checks
 from experiments.cross_attention import classifiers, labelled
+from experiments.cross_attention.retrieval import ASSUMED
 
 UNIT = "column of X"  # a document
 # Of the ridge without noise, of which training data choose.
@@ -46,7 +47,7 @@ def validate(config) -> None:
     labelled.check(config)
     checks.integers(config, "power_steps")
     checks.each(config, "components", least=1)
-    classifiers.check_regression(config, labelled.size(config)[0])
+    classifiers.check_regression(config, labelled.size(config)[0] if compares(config) else None)
     for count in config.components:
         if not 1 <= count < config.dim:
             raise ValueError(
@@ -59,10 +60,12 @@ def plan(config) -> Plan:
     """What a run will release, and the noise of an entry of the Gram matrix, with labels and without."""
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     spent = _guarantee(config.epsilon, config.delta, "Gaussian mechanism")
-    releases = dict.fromkeys(("gram", "gram_features", "class_means"), spent)
-    releases |= {f"components={count}/power_method": spent for count in config.components}
-    documents = len(labelled.load(config).keys)
-    releases["logistic_regression"] = classifiers.plan_regression(config, documents, UNIT)
+    releases = {"gram": spent}
+    if compares(config):
+        releases |= dict.fromkeys(("gram_features", "class_means"), spent)
+        releases |= {f"components={count}/power_method": spent for count in config.components}
+        documents = len(labelled.load(config).keys)
+        releases["logistic_regression"] = classifiers.plan_regression(config, documents, UNIT)
     parameters = {
         "noise_multiplier": multiplier,
         "noise_std_with_labels": multiplier * BOUND**2,
@@ -91,37 +94,41 @@ def run(config, workdir: Path) -> Outcome:
         column_bound=BOUND,
         **about,
     )
-    alone = gram.release(keys.noise("gram_features"), data.keys.T, column_bound=1.0, **about)
-    releases = {"gram": both.guarantee, "gram_features": alone.guarantee}
+    releases = {"gram": both.guarantee}
     exact = data.keys.T.astype(np.float64) @ data.keys
     matrices = {
         "gram": both.matrix[: config.dim, : config.dim],
-        "gram_features": alone.matrix,
         "public": data.public.T @ data.public,
         "exact": exact,
     }
+    if compares(config):
+        alone = gram.release(keys.noise("gram_features"), data.keys.T, column_bound=1.0, **about)
+        matrices["gram_features"], releases["gram_features"] = alone.matrix, alone.guarantee
     measures = []
     for count in config.components:
         bases = {name: leading(matrix, count) for name, matrix in matrices.items()}
-        start, row = leading(matrices["public"], count), f"components={count}/power_method"
-        bases["power_method"], releases[row] = power_method(
-            keys.noise(row), exact, start, config.power_steps, **budget
-        )
+        if compares(config):
+            start, row = leading(matrices["public"], count), f"components={count}/power_method"
+            bases["power_method"], releases[row] = power_method(
+                keys.noise(row), exact, start, config.power_steps, **budget
+            )
         measures += [
             Measure(name, "captured", captured(exact, basis), settings={"components": count})
             for name, basis in bases.items()
         ]
-    means, releases["class_means"] = classifiers.class_means(
-        keys.noise("class_means"), data.keys, labels, unit=UNIT, **budget
-    )
-    trained = classifiers.private_regression(config, keys, data, unit=UNIT)
-    releases["logistic_regression"] = trained.guarantee
     scores = {
         "gram": data.queries @ ridge(both.matrix, config.dim, float(both.noise_std or 0)),
-        "class_means": data.queries @ means.T,
-        "logistic_regression": classifiers.logits(trained.params, data.queries),
         "exact": data.queries @ _best_ridge(data.keys, labels, config.seed),
     }
+    if compares(config):
+        means, releases["class_means"] = classifiers.class_means(
+            keys.noise("class_means"), data.keys, labels, unit=UNIT, **budget
+        )
+        trained = classifiers.private_regression(config, keys, data, unit=UNIT)
+        releases["logistic_regression"] = trained.guarantee
+        scores["class_means"] = data.queries @ means.T
+        scores["logistic_regression"] = classifiers.logits(trained.params, data.queries)
+    releases = {row: spent.assuming(ASSUMED) for row, spent in releases.items()}
     measures += [
         Measure(name, "accuracy", classifiers.accuracy(score, data.truth))
         for name, score in scores.items()

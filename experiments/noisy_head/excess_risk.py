@@ -71,11 +71,16 @@ def fits(config) -> tuple[str, ...]:
     return (*config.methods, "one_shot") if config.one_shot else tuple(config.methods)
 
 
+def references(config) -> tuple[str, ...]:
+    """What needs no budget; with `ridges` also ridge at that λ of them which has the least test MSE."""
+    return ("zero", "ridge", *(["best_ridge"] if "ridges" in config else []))
+
+
 def simulate(config, found: list[Point]) -> Iterator[dict[str, np.ndarray]]:
     """Risks of every fit and baseline at every point, over independent trials.
 
     Yields:
-      For each point, name -> (trials, len(budgets), 2) for a private fit, (trials, 2) for "zero" and "ridge":
+      For each point, name -> (trials, len(budgets), 2) for a private fit, (trials, 2) for `references`:
       excess risk over ridge, and test MSE, both exact.
     """
     cores = os.cpu_count() or 1
@@ -112,6 +117,9 @@ def compile_trials(config, cell: Cell, budgets: tuple[float, ...], batch: int):
     def one(key, features):
         reference = noisy_head.ridge(features, cell.regularization)
         gammas = {"zero": jnp.zeros_like(reference), "ridge": reference}
+        if "best_ridge" in references(config):
+            tried = jnp.stack([noisy_head.ridge(features, penalty) for penalty in config.ridges])
+            gammas["best_ridge"] = tried[cell.risks(tried, reference)[:, 1].argmin()]
         for index, (name, fit) in enumerate(methods.items()):
             gammas[name] = fit(jax.random.fold_in(key, index + 1), features)
         return {name: cell.risks(gamma, reference) for name, gamma in gammas.items()}
@@ -162,9 +170,10 @@ def validate(config) -> None:
             "config.methods=() without config.one_shot leaves nothing to fit: name one"
         )
     checks.choice(config, "axes", AXES)
-    for axis, values in config.axes.items():
+    grids = {f"axes.{axis}": values for axis, values in config.axes.items()}
+    for name, values in (grids | {"ridges": config.get("ridges", (1.0,))}).items():
         if not values or not all(value > 0 for value in values):
-            raise ValueError(f"config.axes.{axis}={values} must hold positive values")
+            raise ValueError(f"config.{name}={values} must hold positive values")
     for point in points(config):
         for epsilon in point.budgets:
             check_epsilon(epsilon, "config.epsilon")
@@ -200,8 +209,10 @@ def run(config, workdir: Path) -> Outcome:
     found = list(points(config))
     measures = []
     for point, risks in zip(found, simulate(config, found), strict=True):
-        for name in ("zero", "ridge"):
-            measures += summarize(name, risks[name], point.settings)
+        for name in references(config):
+            of_both = summarize(name, risks[name], point.settings)
+            # The best ridge has no excess over the other one, from which it only is at a distance.
+            measures += of_both[1:] if name == "best_ridge" else of_both
         for name in fits(config):
             for index, epsilon in enumerate(point.budgets):
                 settings = point.settings_at(epsilon)

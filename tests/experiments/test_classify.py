@@ -52,7 +52,11 @@ def test_users_of_a_table_are_the_unit(tmp_path):
     assert list(planned.releases) == ["dp_classifier"]
     config.non_private.steps = 0
     classify.validate(config)  # no batch of words is too large where words are not read
-    assert planned.releases["dp_classifier"].unit == "user"
+    config.comparisons, config.words.batch_size = True, 3
+    classify.validate(config)
+    planned = classify.plan(config)
+    assert list(planned.releases) == ["dp_classifier", "dp_prototypes", "dp_words"]
+    assert {spent.unit for spent in planned.releases.values()} == {"user"}
 
 
 def archive(path, ratings):

@@ -148,6 +148,16 @@ def test_how_many_documents_users_have_decides_nothing(steps, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ngrams", [(), (1,)])
+def test_a_model_that_no_step_changes_is_said_to_be_as_before(ngrams, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune, "_tune", lambda config, workdir, language, *_, **more: (
+        tuned_text.TunedText(language, language.trained, config)
+    ))  # fmt: skip
+    found = finetune.run(configured(SMALL | {"ngrams": ngrams}), tmp_path)
+    assert found.notes.startswith("Tuning changed nothing")
+
+
+@pytest.mark.slow
 def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     types = {"model.dtype": "bfloat16", "model.param_dtype": "bfloat16"}
     language = tuned_text.build(configured(types | {"tune.layers": 1}))
@@ -175,6 +185,7 @@ def test_a_document_that_leaves_changes_what_is_computed_of_no_other_one(monkeyp
         Decoder, "trunk", lambda self, *x: (shapes.append(x[0].shape), trunk(self, *x))[1]
     )
     model = tuned_text.TunedText(language, language.trained, config)
+    jax.clear_caches()  # shapes are seen where a program is traced, which an earlier test may have done
     for computed in (functools.partial(tuned_text.trunk, language), model.nats):
         shapes.clear()
         whole = computed(train)

@@ -32,6 +32,20 @@ def test_what_a_simulation_measures(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_reference_is_ridge_at_its_own_best_penalty(tmp_path):
+    """What privacy costs is not measured against ridge at the λ that suits the private fits."""
+    config = get_config("useful,tiny")
+    config.axes.num_prompts, config.regularization, config.ridges = (4000,), 0.1, (0.1, 1e-3, 1e4)
+    found = run(config, tmp_path).metrics
+    at_once = {x: found[f"num_prompts=4000/{x}/test_mse"] for x in ("zero", "ridge", "best_ridge")}
+    config.regularization = 1e-3
+    alone = run(config, tmp_path).metrics["num_prompts=4000/ridge/test_mse"]
+    assert at_once["best_ridge"] == pytest.approx(alone, rel=1e-6)
+    assert alone < at_once["ridge"] < at_once["zero"]
+    assert "num_prompts=4000/best_ridge/excess_risk" not in found
+
+
+@pytest.mark.slow
 def test_text(tmp_path):
     words = np.random.default_rng(0).choice(["red", "green", "blue", "cyan", "grey"], size=(80, 30))
     texts = tmp_path / "texts"

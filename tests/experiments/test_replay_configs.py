@@ -86,7 +86,11 @@ CHANGES = {
     "classify:sentences,tiny": [TRAINING | {"words.batch_size": 16}],
     "classify:newsgroups,tiny": [TRAINING | {"words.batch_size": 16}],
     "classify:reuters,tiny": [TRAINING | {"words.batch_size": 16, "train.sampling": "allocation"}],
-    "classify:table,tiny": [TRAINING, TRAINING | {"comparisons": True, "words.batch_size": 16}],
+    "classify:table,tiny": [
+        TRAINING,
+        TRAINING | {"comparisons": True, "words.batch_size": 16},
+        TRAINING | {"comparisons": True, "words.batch_size": 16, "data.user": "who"},
+    ],
     "finetune:pretrained,tiny": [
         TUNING | more
         for more in ({}, {"data.user": "who"}, {"tune.mode": "full"}, {"tune.layers": 1})

@@ -8,9 +8,10 @@ from configs import next_tokens
 from dpx import audit
 from dpx.launch import records
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE, PrivacyGuarantee
-from experiments.cross_attention import kernel_regression, token_memory
+from experiments.cross_attention import classifiers, kernel_regression, token_memory
 from experiments.cross_attention.token_memory import Positions
-from experiments.dp_transformer import choice, feature_center
+from experiments.dp_transformer import choice, classify, feature_center
+from experiments.dp_transformer.labelled_texts import Labelled
 from experiments.gram import features
 
 KEY = jax.random.key(3)
@@ -44,6 +45,23 @@ def center(texts):
 
     spent = feature_center.guarantee(config, "text", ())
     return program, list(range(41)), list(range(40)), spent, None
+
+
+def class_sums(texts):
+    """Of a user whose texts all have one direction and one label."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40 + texts, 8))
+    x[40:] = x[-1]
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    users, labels = np.minimum(np.arange(len(x)), 40), rng.integers(0, 3, len(x))
+    labels[40:] = 2
+    all_of_them = Labelled(x, labels, users)
+
+    def run(kept):
+        train = all_of_them.take(np.array(kept))
+        return classifiers.class_sums(KEY, train.texts, classify.shares(train, 3), **BUDGET)
+
+    return lambda kept: run(kept)[0], list(range(41)), list(range(40)), run(range(41))[2], None
 
 
 def power_method():
@@ -102,6 +120,8 @@ WORST = {
     "lead, down": (lambda: lead((0.0, 1.0)), 0.99),
     "center, a text": (lambda: center(1), 0.99),
     "center, a user": (lambda: center(30), 0.99),
+    "class sums, a text": (lambda: class_sums(1), 1 - 1e-5),
+    "class sums, a user": (lambda: class_sums(30), 1 - 1e-5),
     "power method": (power_method, 1 - 2e-5),
     "regression": (lambda: regression_of_prices(1.0), 0.97),
     "regression, far": (lambda: regression_of_prices(1e6), 0.97),

@@ -1,7 +1,9 @@
 """The row without privacy is the best of a few ways, and nothing but exact training records chooses it."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from all_configs import executed
 from ml_collections import ConfigDict
@@ -10,6 +12,7 @@ from dpx.data import Histories, leave_last_out, synthetic_histories
 from dpx.launch import records
 from dpx.recommend import popularity, transitions
 from dpx.training import log
+from dpx.training.purposes import from_seed
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import (
@@ -33,11 +36,18 @@ def section(**non_private):
 
 def test_ways_are_all_combinations_of_what_is_tried():
     tried = {"start": ("scratch", "exact"), "steps": (), "learning_rate": (0.1, 1.0)}
+    tried["l2"] = (0.0, 0.03)
     found = without_privacy.ways(section(tried=tried, batch_size=4))
-    assert sorted((way.start, way.section.learning_rate) for way in found) == [
-        (start, rate) for start in ("exact", "scratch") for rate in (0.1, 1.0)
+    sections = [(way.start, way.section.learning_rate, way.section.l2) for way in found]
+    assert sorted(sections) == [
+        (start, rate, penalty)
+        for start in ("exact", "scratch")
+        for rate in (0.1, 1.0)
+        for penalty in (0.0, 0.03)
     ]
     assert {(way.section.steps, way.section.batch_size) for way in found} == {(5, 4)}
+    words = {str(way).partition(" at learning rate ")[2] for way in found}
+    assert words == {"0.1", "1", "0.1 and an l2 penalty of 0.03", "1 and an l2 penalty of 0.03"}
     (alone,) = without_privacy.ways(section())
     assert (alone.start, alone.section.batch_size, alone.section.warmup) == ("scratch", 8, 0.2)
     with pytest.raises(ValueError, match=r"config\.non_private\.start='private' must be one of"):
@@ -72,16 +82,58 @@ def test_the_only_way_is_not_tried():
     assert chosen.words == "from scratch, in 5 steps of 8 at learning rate 0.1."
 
 
-def test_a_batch_has_to_fit_into_what_is_left_where_a_way_is_chosen():
-    config = section(batch_size=30, tried={"learning_rate": (0.1,)})
+def complete(**non_private):
+    """A config of which all sections can be checked."""
+    config = section(tried={"learning_rate": (0.1, 0.2)}, **non_private)
     config.update({"seed": 0, "mesh": {"data": None, "model": 1}})
     config.train.update({"microbatch_size": 4, "log_every": 1, "checkpoint_every": 1})
     config.train.update({"l2_clip_norm": 1.0, "weight_decay": 0.0, "accountant": "pld"})
-    training.check_both(config, 32)
-    config.non_private.tried.learning_rate = (0.1, 0.2)
+    return config
+
+
+def test_a_batch_has_to_fit_into_what_is_left_where_a_way_is_chosen():
+    config = complete(batch_size=30)
     training.check_both(config, 32, parted=False)
     with pytest.raises(ValueError, match=r"config\.non_private\.batch_size=30 .* for 29 records"):
         training.check_both(config, 32)
+    config.non_private.tried.learning_rate = (0.1,)
+    training.check_both(config, 32)
+    # Of 8 users with 5 records each, one is held out.
+    users = np.repeat(np.arange(8), 5)
+    training.check_both(complete(batch_size=35), 8, users=users)
+    with pytest.raises(ValueError, match=r"config\.non_private\.batch_size=36 .* for 35 records"):
+        training.check_both(complete(batch_size=36), 8, users=users)
+
+
+@pytest.mark.parametrize("privacy", [None, "some"])
+def test_without_privacy_batches_are_of_records_and_not_of_users(privacy, tmp_path, monkeypatch):
+    """Nobody without privacy would count a record the less, the more its user has."""
+    given = {}
+
+    def train(loss_fn, params, data, **more):
+        given.update(more)
+        return params, None
+
+    monkeypatch.setattr(training.loop, "train", train)
+    config = complete().train
+    config.records_per_user = 2
+    options = {"keys": from_seed(0), "label": "a", "workdir": tmp_path}
+    users = np.repeat(np.arange(8), 5)
+    training.train(None, {}, (np.zeros(40),), config, privacy=privacy, users=users, **options)
+    grouped, count = given["computation"].users, given["layout"].rows
+    assert (grouped is None, count) == ((True, 40) if privacy is None else (False, 8))
+
+
+def test_a_penalty_has_the_optimum_of_the_penalized_loss():
+    config = complete().train
+    config.update({"steps": 400, "l2": 0.5})
+    optimizer = training.optimizer(config)
+    x = jnp.array([3.0, -1.0])
+    state = optimizer.init(x)
+    for _ in range(config.steps):  # the loss is ‖x − 3‖²/2, and with the penalty least at 2
+        updates, state = optimizer.update(x - 3, state, x)
+        x = optax.apply_updates(x, updates)
+    np.testing.assert_allclose(x, [2.0, 2.0], atol=1e-2)
 
 
 def test_histories_without_an_item_to_choose_by_take_the_first_way(tmp_path):

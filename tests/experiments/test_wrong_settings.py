@@ -112,6 +112,7 @@ SAID = [
     ("gram:table,tiny", {"data.path": "none.npy"}, "none.npy: no such file"),
     ("noisy_head:low_dim", {"methods": ("foo",)}, "methods='foo'"),
     ("noisy_head:useful", {"axes.num_prompts": (0,)}, "axes.num_prompts"),
+    ("noisy_head:useful", {"ridges": (0.1, 0.0)}, "config.ridges="),
     ("noisy_head:early_stopping", {"inits": ("foo",)}, "inits='foo'"),
     ("noisy_head:high_dim", {"epsilon": 5.0}, "classical Gaussian bound"),
     ("noisy_head:text,tiny", {"data.path": None}, "config.data.path is missing"),

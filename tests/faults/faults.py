@@ -3213,6 +3213,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "begun = [*tokens, train.labels",
             "tests/experiments/test_classify.py::test_a_run_goes_on_with_the_same_words_alone",
         ),
+        "class means count a user as often as they have texts": (
+            "    return of_labels / np.bincount(train.users)[train.users, None]\n",
+            "    return of_labels\n",
+            WORST.format("class sums, a user"),
+        ),
     },
     "experiments/dp_transformer/corpus.py": {
         "token probabilities count a user as often as they have records": (
@@ -3534,6 +3539,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             'keys.noise("gram_features")',
             'keys._key("release", "gram")',
             CONFIG.format("gram:features"),
+        ),
+        "what a Gram matrix of features gives does not say what it rests on": (
+            "spent.assuming(ASSUMED) for",
+            "spent for",
+            PLANNED.format("gram:features"),
         ),
         "the row of a regression without noise is not named as such": (
             '    "the row exact, which is not private",\n',
