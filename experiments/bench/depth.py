@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 from absl import app, flags
-from flax import nnx
 
 import dpx
 from dpx.launch import cli, plotting
-from dpx.nn.transformer import Transformer
+from experiments.bench import shapes
+from experiments.bench.shapes import Shape
 
-LENGTH, BATCH, VOCABULARY = 32, 4, 256
 STEPS = ("ordinary", "dpx")
 COLUMNS: tuple[str, ...] = (
     "blocks",
@@ -47,21 +44,13 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "Processes for every point.", lowe
 
 def build(step: str, blocks: int) -> tuple[Callable, tuple]:
     """A step that computes one gradient, and its arguments."""
-    model = Transformer(
-        VOCABULARY, LENGTH, dim=128, num_heads=4, num_blocks=blocks, rngs=nnx.Rngs(0)
-    )
-    graph, params = nnx.split(model)
-    tokens = jnp.zeros((BATCH, LENGTH + 1), jnp.int32)
-
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(tokens[:-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
+    loss, params, batch_of = shapes.build(Shape(4, 128, 256, 32, blocks=blocks, heads=4))
 
     def ordinary(params: Any, tokens: jax.Array) -> Any:
         return jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, tokens).mean())(params)
 
     clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
-    return (ordinary if step == "ordinary" else clipped), (params, tokens)
+    return (ordinary if step == "ordinary" else clipped), (params, *batch_of(4))
 
 
 def measure(step: str, blocks: int) -> tuple[float, float]:

@@ -19,34 +19,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
-from flax import nnx
 
 import dpx
-from dpx.nn.transformer import Transformer
 from dpx.training.layout import Layout
+from experiments.bench.shapes import Shape, build
 
 BASE = {"B": 8, "L": 32, "D": 64, "M": 2048}
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of every step.", lower_bound=3)
 
 
-def build(size: dict[str, int]) -> tuple[Callable, Any, tuple]:
+def problem(size: dict[str, int]) -> tuple[Callable, Any, tuple]:
     """The loss of one example, parameters and a batch."""
-    model = Transformer(
-        size["M"], size["L"], dim=size["D"], num_heads=max(1, size["D"] // 64), rngs=nnx.Rngs(0)
-    )
-    graph, params = nnx.split(model)
-    rng = np.random.default_rng(0)
-    batch = tuple(jnp.asarray(rng.integers(0, size["M"], (size["B"], size["L"]))) for _ in range(2))
-
-    def loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(tokens)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-    return loss, params, batch
+    B, L, D, M = (size[axis] for axis in "BLDM")
+    loss, params, batch_of = build(Shape(B, D, M, L, heads=max(1, D // 64)))
+    return loss, params, batch_of(B)
 
 
 def forward(loss: Callable) -> Callable:
-    return lambda params, *batch: jax.vmap(loss, (None, 0, 0))(params, *batch).mean()
+    return lambda params, *batch: jax.vmap(loss, (None, 0))(params, *batch).mean()
 
 
 def private(loss: Callable) -> Callable:
@@ -81,7 +71,7 @@ def growth() -> None:
         spent: dict[str, list[float]] = {"ordinary": [], "private": []}
         operations = []
         for size in sizes:
-            loss, params, batch = build(BASE | {axis: size})
+            loss, params, batch = problem(BASE | {axis: size})
             lowered = {
                 "ordinary": jax.jit(jax.grad(forward(loss))).lower(params, *batch),
                 "private": jax.jit(private(loss)).lower(params, *batch),
@@ -103,7 +93,7 @@ def growth() -> None:
 
 def parts() -> None:
     """Where the time of one step goes."""
-    loss, params, batch = build({"B": 64, "L": 50, "D": 64, "M": 3416})
+    loss, params, batch = problem({"B": 64, "L": 50, "D": 64, "M": 3416})
     clipped, adam = private(loss), optax.adam(1e-3)
     noisy = dpx.privatize(
         l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=64, key=jax.random.key(0)
