@@ -32,6 +32,7 @@ from absl import app, flags
 import dpx
 from dpx.clipping import jaxprs
 from dpx.training import precision
+from experiments.bench._steps import CLIP, clipped_sum, mean_gradient, temp_bytes
 from experiments.bench.shapes import Shape, build
 
 FLOPS, BANDWIDTH, NVLINK = 989e12, 3.35e12, 450e9  # an H100 SXM, in operations and bytes a second
@@ -53,26 +54,21 @@ SHAPES = {
 def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
     """An ordinary and a private training step, and the shapes of their arguments."""
     loss, params, batch_of = build(shape, abstract=True)
-    adam = optax.adam(1e-3)
+    adam, gradient, clipped = optax.adam(1e-3), mean_gradient(loss), clipped_sum(loss)
     state = jax.eval_shape(adam.init, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def ordinary(params: Any, state: Any, key: Any, *batch: jax.Array) -> Any:
         del key
-
-        def mean(params: Any) -> jax.Array:
-            return jax.vmap(loss, (None, 0))(params, *batch).mean()
-
-        updates, state = adam.update(jax.grad(mean)(params), state, params)
+        updates, state = adam.update(gradient(params, *batch), state, params)
         return optax.apply_updates(params, updates), state
 
     def private(params: Any, state: Any, key: Any, *batch: jax.Array) -> Any:
         noise = dpx.privatize(
-            l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=shape.batch, key=key
+            l2_clip_norm=CLIP, noise_multiplier=1.0, expected_batch_size=shape.batch, key=key
         )
-        sums = dpx.clipped_grad(loss, l2_clip_norm=1.0)(params, *batch).grads
-        gradient, _ = noise.update(sums, noise.init(params), params)
-        updates, state = adam.update(gradient, state, params)
+        noisy, _ = noise.update(clipped(params, *batch), noise.init(params), params)
+        updates, state = adam.update(noisy, state, params)
         return optax.apply_updates(params, updates), state
 
     return {"ordinary": ordinary, "private": private}, (params, state, key, *batch_of(shape.batch))
@@ -107,20 +103,12 @@ def product_ratio(shape: Shape, dtype: str) -> float:
     """The products of the clipped sum of gradients over those of an ordinary gradient, on a GPU."""
     loss, params, batch_of = build(shape, abstract=True)
     loss = precision.computed_in(dtype, loss)
-    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
-
-    def ordinary(params: Any, *batch: Any) -> Any:
-        return jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, *batch).mean())(params)
-
-    def private(params: Any, *batch: Any) -> Any:
-        return clipped(params, *batch).grads
-
+    arguments, steps = (params, *batch_of(shape.batch)), (clipped_sum(loss), mean_gradient(loss))
     jax.clear_caches()
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
-        batch = batch_of(shape.batch)
-        both = [products(jax.make_jaxpr(f)(params, *batch).jaxpr) for f in (private, ordinary)]
+        private, ordinary = (products(jax.make_jaxpr(step)(*arguments).jaxpr) for step in steps)
     jax.clear_caches()
-    return both[0] / both[1]
+    return private / ordinary
 
 
 def main(argv: list[str]) -> None:
@@ -146,7 +134,7 @@ def main(argv: list[str]) -> None:
             if _COMPILE.value:
                 compiled: Any = lowered.compile()
                 counted[step]["bytes"] = compiled.cost_analysis()["bytes accessed"]
-                counted[step]["memory"] = compiled.memory_analysis().temp_size_in_bytes
+                counted[step]["memory"] = temp_bytes(compiled)
         first = counted["ordinary"]
         for step, found in counted.items():
             ratio = {key: found[key] / first[key] for key in found}
