@@ -36,6 +36,7 @@ from experiments.bench.models import (
     language,
     layers,
     loops,
+    remat,
     science,
     vision,
     weights,
@@ -50,6 +51,7 @@ CONSTRUCTS: dict[str, Callable[[], Case]] = (
     | attention.CASES
     | convolutions.CASES
     | loops.CASES
+    | remat.CASES
     | weights.CASES
     | constructs.CASES
 )

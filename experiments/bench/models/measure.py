@@ -33,6 +33,7 @@ class Case(NamedTuple):
       batch: arrays with a leading axis of examples.
       options: of `dpx.clipped_grad`.
       narrow: whether it computes in less than float32.
+      method: of `dpx.clipped_grad`.
     """
 
     loss: Callable[..., jax.Array]
@@ -40,6 +41,7 @@ class Case(NamedTuple):
     batch: tuple
     options: Mapping[str, Any] = types.MappingProxyType({})
     narrow: bool = False
+    method: str = "auto"
 
 
 class Steps(NamedTuple):
@@ -162,7 +164,7 @@ def measure(case: Case, repeats: int, compilations: int = 1, copies: int = 1) ->
         programs, slower = {}, []
         for _ in range(compilations):
             programs["ordinary"] = compiled(every.ordinary, leaves, batch)
-            programs["dpx"] = compiled(every.clipped("auto", clip), leaves, batch)
+            programs["dpx"] = compiled(every.clipped(case.method, clip), leaves, batch)
             slower.append(programs["dpx"].seconds / programs["ordinary"].seconds)
         programs["vmap"] = compiled(every.clipped("vmap", clip), leaves, batch)
     error, least, excess = errors(oracle, programs["dpx"].program(leaves, *batch), clip)
