@@ -23,7 +23,7 @@ them by about 10 %.
 `table` releases XXᵀ of a matrix of your own from a .csv, .tsv, .npy or .npz file; `--config.data.array` names
 one of the arrays of an .npz file. The columns are the records; `--config.data.transpose=True` takes the rows.
 `column_bound` bounds the l2 norm of a record and has to be known without looking at the data, such as √n for
-entries in [−1, 1]. The matrix and its guarantee are saved in the run's folder as gram.npz. Of a table,
+entries in [−1, 1]. The matrix and its guarantee are saved in the run's folder as gram.dpx. Of a table,
 `--config.data.header` and `--config.data.separator` say how it is written, where that is not clear.
 
     python -m experiments.run --config=configs/gram.py:table --workdir=runs/own --config.data.path=X.csv \\

@@ -20,7 +20,12 @@ def call(module, *arguments, folder=ROOT, **environment):
     return python(*command(module, *arguments)[1:], folder=folder, **environment)
 
 
-def python(*arguments, folder=ROOT, **environment):
+def paths():
+    """The PYTHONPATH of a process that imports what this one does, wherever it runs."""
+    return os.pathsep.join(filter(None, sys.path))
+
+
+def python(*arguments, folder=ROOT, timeout=None, **environment):
     """A process of Python that has ended, with its output."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -29,4 +34,5 @@ def python(*arguments, folder=ROOT, **environment):
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout,
     )

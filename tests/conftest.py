@@ -36,6 +36,15 @@ def _programs(request):
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def recording():
+    """Lets `audit.replay` see what the tests of a file release."""
+    from dpx import audit
+
+    with audit.recording():
+        yield
+
+
 def pytest_collection_finish():
     """Spares the collector what stays: it would go through all modules again and again while JAX traces."""
     gc.collect()

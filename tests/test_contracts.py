@@ -7,18 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import release_cases
+from release_cases import leaves, made, records_of
 
 import dpx
-from dpx import cross_attention, gram, ngram, noise, noisy_head, privacy, training
-from dpx.data import Histories
-from dpx.recommend import item_gram, popularity, transitions
+from dpx import cross_attention, gram, noise, noisy_head, privacy, training
 
 KEY = jax.random.key(0)
 BUDGET = {"epsilon": 3.0, "delta": 1e-4}
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(12, 3)).astype(np.float32)
 KEYS = RNG.random((8, 1)).astype(np.float32)
-HISTORIES = Histories([RNG.integers(0, 9, size=6) for _ in range(20)], 9)
 BOUNDS = noisy_head.HyperParameters(1.0, 1.0, 1.0)
 
 
@@ -46,18 +45,6 @@ def remembered(key, **options):
     return memory.query(KEYS[:2])
 
 
-def measured(key):
-    about = {"weight_bound": 1.0, "bound": 1.0, "bins": 4}
-    trees = cross_attention.DPTreeHighDim.build(key, KEYS, np.ones(8), **about, **BUDGET)
-    return trees.query(KEYS[:2])
-
-
-def counted(key):
-    table = {"order": 2, "vocab_size": 4, "start": 0, "unit": "row", "l2_clip_norm": 2.0}
-    tokens = np.arange(24).reshape(4, 6) % 4
-    return ngram.fit(key, tokens, np.ones((4, 6), bool), **table, **BUDGET)[0]
-
-
 def prompts():
     return noisy_head.sample_features(
         jax.random.key(0), 6, 5, 2, response_clip=1.0, feature_radius=1.0
@@ -83,32 +70,26 @@ RELEASES = {
         key, np.arange(5), sensitivity=1.0, unit=1.0, noise_multiplier=1.0, label="x"
     ),
     "Laplace": lambda key: noise.Laplace(1.0).sample(key, (5,)),
-    "gram": lambda key: gram.release(key, ROWS.T, **GRAM).matrix,
     "gram, traced": lambda key: jax.jit(lambda X: gram.release(key, X, **GRAM).matrix)(ROWS.T),
     "gram, sampled": lambda key: (
         gram.release(key, ROWS.T, mechanism="sampling", eta=200.0, **GRAM).matrix
     ),
-    "sketch": remembered,
-    "random features": lambda key: remembered(key, features="random", num_features=8),
-    "distances": measured,
-    "tree": lambda key: remembered(key, mechanism="tree"),
+    "memory": remembered,
+    "memory, random features": lambda key: remembered(key, features="random", num_features=8),
+    "memory, trees": lambda key: remembered(key, mechanism="tree"),
     "NoisyHead": lambda key: (
         noisy_head.fit(key, prompts(), hyper=BOUNDS, **DESCENT, **BUDGET).gamma
     ),
-    "NoisyHead in one shot": lambda key: (
-        noisy_head.fit_one_shot(key, prompts(), hyper=BOUNDS, regularization=0.1, **BUDGET).gamma
-    ),
-    "n-grams": counted,
-    "popularity": lambda key: popularity.fit(key, HISTORIES, l2_clip_norm=1.0, **BUDGET)[0],
-    "transitions": lambda key: transitions.fit(key, HISTORIES, num_kept=5, **BUDGET).estimate,
-    "item Gram": lambda key: item_gram.fit(key, HISTORIES, num_kept=5, **BUDGET).matrix,
     "one sum of a tree": lambda key: cross_attention.DPTree.build(
         key, np.ones(4), sensitivity=1.0, **BUDGET
     ).query(1.0),
+} | {
+    name: lambda key, name=name: leaves(made(name, records_of(name), key, **BUDGET))
+    for name in release_cases.RELEASES
 }
 
 
-@pytest.mark.quick_cases("gram")
+@pytest.mark.quick_cases("Gram")
 @pytest.mark.filterwarnings("ignore::dpx.cross_attention.MemoryWarning")
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
 def test_a_release_does_not_need_implicit_promotion(release):

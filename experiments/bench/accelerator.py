@@ -33,9 +33,9 @@ from absl import app, flags
 
 import dpx
 from dpx.training import precision
+from experiments.bench._steps import CLIP, clipped_sum, mean_gradient, temp_bytes
 from experiments.bench.shapes import Shape, build
 
-CLIP = 1.0
 LEAST_MS = 30.0  # Shorter programs are called until they have taken that long.
 
 _METHODS = flags.DEFINE_list("methods", ["auto", "vmap", "two_pass"], "Methods of clipped_grad.")
@@ -72,19 +72,14 @@ class Programs:
     def step(self, name: str) -> Callable:
         """The function of (parameters, tokens) of this name."""
         if name == "ordinary step":
-
-            def mean(params: Any, tokens: jax.Array) -> jax.Array:
-                return jax.vmap(self.loss, (None, 0))(params, tokens).mean()
-
-            return jax.grad(mean)
+            return mean_gradient(self.loss)
         if name == "noise":
             key = jax.random.key(0)
             noise = dpx.privatize(
                 l2_clip_norm=CLIP, noise_multiplier=1.0, expected_batch_size=64, key=key
             )
             return lambda params, tokens: noise.update(params, noise.init(params), params)[0]
-        clipped = dpx.clipped_grad(self.loss, l2_clip_norm=CLIP, method=name)
-        return lambda params, tokens: clipped(params, tokens).grads
+        return clipped_sum(self.loss, method=name)
 
     def add(self, name: str) -> None:
         """Compiles a step, and calls it once."""
@@ -101,10 +96,6 @@ class Programs:
         jax.block_until_ready(found)
         return 1e3 * (time.perf_counter() - start) / calls
 
-    def bytes(self, name: str) -> int:
-        """Temporary bytes, by XLA's count."""
-        return self.compiled[name].memory_analysis().temp_size_in_bytes
-
     def flat(self, name: str) -> np.ndarray:
         """The gradient that a step returns, in one array."""
         leaves = jax.tree.leaves(self.compiled[name](*self.arguments))
@@ -119,14 +110,14 @@ def row(programs: Programs, name: str, reference: np.ndarray | None) -> tuple[li
     for _ in range(_REPEATS.value):
         turns.append((programs.ms("ordinary step", calls), programs.ms(name, calls)))
     ratio = statistics.median(mine / ordinary for ordinary, mine in turns)
-    memory = programs.bytes(name) / max(programs.bytes("ordinary step"), 1)
+    ordinary, memory = (temp_bytes(programs.compiled[each]) for each in ("ordinary step", name))
     result = programs.flat(name) if name not in ("ordinary step", "noise") else None
     error = ""
     if result is not None and reference is not None:
         error = f"{np.linalg.norm(result - reference) / np.linalg.norm(reference):.1e}"
     cells = [
         f"{statistics.median(mine for _, mine in turns):.2f} ms", f"{ratio:.2f}×",
-        f"{programs.bytes(name) / 2**20:.0f} MiB", f"{memory:.2f}×", error,
+        f"{memory / 2**20:.0f} MiB", f"{memory / max(ordinary, 1):.2f}×", error,
         f"{programs.seconds[name]:.1f} s",
     ]  # fmt: skip
     return cells, result

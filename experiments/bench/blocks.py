@@ -11,7 +11,6 @@ shards and sum them, without their start; and of the process that starts them an
 Writes blocks.csv and blocks.md.
 """
 
-import csv
 import functools
 import json
 import os
@@ -29,6 +28,7 @@ from dpx import release
 from dpx.launch import cli
 from dpx.recommend import popularity, transitions
 from dpx.release.sums import Statistic
+from experiments.bench import _tables
 
 MEAN_LENGTH = 20
 BUDGET: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-9}
@@ -37,7 +37,6 @@ RELEASES: dict[str, Callable[..., Any]] = {
     "transitions, 1 round": functools.partial(transitions.fit, rounds=1),
     "transitions, 6 rounds": functools.partial(transitions.fit, rounds=6),
 }
-COLUMNS = ("release", "events", "passes", "wall", "cpu", "driver", "gib")
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where shards and table go.", required=True)
 _EVENTS = flags.DEFINE_integer("events", 10**7, "Events in all shards.", lower_bound=1000)
@@ -124,17 +123,19 @@ def measure(name: str, shards: list[Path], workdir: Path) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in markdown, with an estimate: 64 cores divide the workers' time, and not the driver's."""
-    lines = [
-        "| release | passes | CPU time of workers, driver | events a second and core | peak memory of a "
-        "worker | estimate for 64 cores |",
-        "|" + "---|" * 6,
-    ]
-    for row in rows:
-        seconds = f"{row['cpu']:.0f} s, {row['driver']:.0f} s"
-        rest = f"{row['events'] / row['cpu']:,.0f} | {row['gib']:.2f} GiB"
-        many = row["cpu"] / 64 + row["driver"]
-        lines.append(f"| {row['release']} | {row['passes']} | {seconds} | {rest} | {many:.0f} s |")
-    return "\n".join(lines) + "\n"
+    return _tables.markdown(
+        [
+            {
+                "release": row["release"],
+                "passes": f"{row['passes']}",
+                "CPU time of workers, driver": f"{row['cpu']:.0f} s, {row['driver']:.0f} s",
+                "events a second and core": f"{row['events'] / row['cpu']:,.0f}",
+                "peak memory of a worker": f"{row['gib']:.2f} GiB",
+                "estimate for 64 cores": f"{row['cpu'] / 64 + row['driver']:.0f} s",
+            }
+            for row in rows
+        ]
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -152,11 +153,7 @@ def main(argv: list[str]) -> None:
     for name in _RELEASES.value:
         rows.append(measure(name, shards, workdir))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-        with (workdir / "blocks.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-        (workdir / "blocks.md").write_text(table(rows))
+        _tables.write(workdir / "blocks.csv", rows, table(rows))
     print(table(rows))
 
 

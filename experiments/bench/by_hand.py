@@ -17,10 +17,9 @@ from absl import app, flags
 
 import dpx
 from dpx.launch import cli
-from experiments.bench.models.measure import compiled
+from experiments.bench._steps import CLIP, compiled, mean_gradient
 
 BATCH = 16
-CLIP = 1.0
 
 Params = dict[str, jax.Array]
 Sums = tuple[Any, jax.Array]
@@ -88,9 +87,6 @@ CASES = {
 def steps(case: Case) -> dict[str, Callable]:
     """What is compared, by name: functions of (params, examples)."""
 
-    def ordinary(params: Params, x: jax.Array) -> Any:
-        return jax.grad(lambda p: jnp.mean(jax.vmap(case.loss, (None, 0))(p, x)))(params)
-
     def engine(params: Params, x: jax.Array) -> Sums:
         found = dpx.clipped_grad(case.loss, l2_clip_norm=CLIP)(params, x)
         return found.grads, found.norms
@@ -103,7 +99,7 @@ def steps(case: Case) -> dict[str, Callable]:
         return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), gradients), norms
 
     return {
-        "ordinary": ordinary,
+        "ordinary": mean_gradient(case.loss),
         "by hand": case.by_hand,
         "dpx": engine,
         "vmap(grad)": per_example,

@@ -13,8 +13,7 @@ sizes, extended as a straight line.
 Writes clipping.csv, clipping.md and clipping.png; shapes measured earlier into the same workdir are kept.
 """
 
-import csv
-import statistics
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -30,14 +29,11 @@ from jax_privacy import clipping as jax_privacy
 import dpx
 from dpx.launch import cli, plotting
 from dpx.training import precision
+from experiments.bench import _tables
+from experiments.bench._steps import CLIP, clipped_sum, mean_gradient, medians, temp_bytes
 from experiments.bench.shapes import SHAPES, Shape, build
 
-CLIP = 1.0
 MANY = 10**6  # beyond which memory does not grow with the batch, as with microbatches
-COLUMNS: tuple[str, ...] = (
-    "shape", "method", "batch", "ms", "time_ratio", "temp_mib", "memory_ratio", "largest_batch",
-    "compile_s", "compile_ratio", "error", "norm_excess", "largest_norm_excess",
-)  # fmt: skip
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the table and the figure go.", required=True)
 _SHAPES = flags.DEFINE_list("shapes", None, "Which shapes; all by default.")
@@ -57,14 +53,10 @@ _LIMIT = flags.DEFINE_float("limit_gib", 8.0, "Memory limit of the largest batch
 
 def methods(loss: Callable) -> dict[str, Callable]:
     """Name -> function of (params, *batch) that returns a gradient; the ordinary one first."""
-
-    def ordinary(params, *batch):
-        in_axes = (None, *(0 for _ in batch))
-        return jax.grad(lambda p: jax.vmap(loss, in_axes)(p, *batch).mean())(params)
+    ordinary = mean_gradient(loss)
 
     def by_dpx(method, size=None):
-        clipped = dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method, microbatch_size=size)
-        return lambda params, *batch: clipped(params, *batch).grads
+        return clipped_sum(loss, method=method, microbatch_size=size)
 
     def by_jax_privacy(size):
         def step(params, *batch):
@@ -125,11 +117,6 @@ def tolerance() -> float:
     return 1e-4 if precise and _DTYPE.value == "float32" else 3e-2
 
 
-def temp_bytes(program: Any) -> int:
-    """What XLA allocates beside arguments and results."""
-    return program.memory_analysis().temp_size_in_bytes
-
-
 def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
     """One row for every method on one shape."""
     loss, params, batch_of = build(shape)
@@ -170,17 +157,13 @@ def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
         )  # fmt: skip
         print(f"{name}: {method} compiled in {seconds:.1f} s", file=sys.stderr, flush=True)
 
-    times = {method: [] for method in compiled}
-    for _ in range(_REPEATS.value):
-        for method, program in compiled.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(params, *batch))
-            times[method].append(1e3 * (time.perf_counter() - start))
+    calls = {name: functools.partial(each, params, *batch) for name, each in compiled.items()}
+    seconds = medians(calls, _REPEATS.value, warm=0)
     print(f"{name}: norms rounded up by {excess[0]:.1e}, at most {excess[1]:.1e}", file=sys.stderr)
     for row in rows:
         if row["method"].startswith("dpx"):
             row["norm_excess"], row["largest_norm_excess"] = excess
-        row["ms"] = statistics.median(times[row["method"]])
+        row["ms"] = 1e3 * seconds[row["method"]]
         for ratio, value in (
             ("time_ratio", "ms"), ("memory_ratio", "temp_mib"), ("compile_ratio", "compile_s")
         ):  # fmt: skip
@@ -190,22 +173,21 @@ def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in markdown."""
-    head = ("shape (batch)", "method", "time", "ratio", "temp memory", "ratio",
-            f"largest batch in {_LIMIT.value:g} GiB", "compile")  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = (
-            f"{row['shape']} ({row['batch']})",
-            row["method"],
-            f"{float(row['ms']):.0f} ms",
-            f"{float(row['time_ratio']):.2f}×",
-            f"{float(row['temp_mib']):.0f} MiB",
-            f"{float(row['memory_ratio']):.2f}×",
-            str(row["largest_batch"]),
-            f"{float(row['compile_s']):.1f} s ({float(row['compile_ratio']):.1f}×)",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return _tables.markdown(
+        [
+            {
+                "shape (batch)": f"{row['shape']} ({row['batch']})",
+                "method": row["method"],
+                "time": f"{float(row['ms']):.0f} ms",
+                "time over ordinary": f"{float(row['time_ratio']):.2f}×",
+                "temp memory": f"{float(row['temp_mib']):.0f} MiB",
+                "memory over ordinary": f"{float(row['memory_ratio']):.2f}×",
+                f"largest batch in {_LIMIT.value:g} GiB": str(row["largest_batch"]),
+                "compile": f"{float(row['compile_s']):.1f} s ({float(row['compile_ratio']):.1f}×)",
+            }
+            for row in rows
+        ]
+    )
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -237,20 +219,12 @@ def main(argv: list[str]) -> None:
     names = _SHAPES.value or list(SHAPES)
     if unknown := [name for name in names if name not in SHAPES]:
         cli.stop(ValueError(f"--shapes={unknown[0]} is not known: use some of {', '.join(SHAPES)}"))
-    workdir = Path(_WORKDIR.value)
-    workdir.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    if (workdir / "clipping.csv").exists():
-        with (workdir / "clipping.csv").open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["shape"] not in names]
+    path = Path(_WORKDIR.value) / "clipping.csv"
+    rows = [row for row in _tables.read(path) if row["shape"] not in names]
     for name in names:
         rows += measure(name, SHAPES[name])
-        with (workdir / "clipping.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-    (workdir / "clipping.md").write_text(table(rows))
-    draw(rows, workdir / "clipping.png")
+        _tables.write(path, rows, table(rows))
+    draw(rows, path.with_suffix(".png"))
     print(table(rows))
 
 

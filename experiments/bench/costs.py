@@ -19,7 +19,6 @@ and both moments of Adam read and written once at the memory's rate, whichever t
 the sum of gradients reduced over NVLink. Real steps take two to three times as long.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,12 +28,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from absl import app, flags
-from flax import nnx
 
 import dpx
 from dpx.clipping import jaxprs
-from dpx.nn.transformer import Transformer
 from dpx.training import precision
+from experiments.bench._steps import CLIP, clipped_sum, mean_gradient, temp_bytes
+from experiments.bench.shapes import Shape, build
 
 FLOPS, BANDWIDTH, NVLINK = 989e12, 3.35e12, 450e9  # an H100 SXM, in operations and bytes a second
 
@@ -44,76 +43,35 @@ _DTYPE = flags.DEFINE_enum("dtype", "float32", precision.KNOWN, "What losses com
 _COMPILE = flags.DEFINE_boolean("compile", False, "Compile as well, for temporary bytes.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A tied transformer of these dimensions, and a batch."""
-
-    vocabulary: int
-    length: int
-    dim: int
-    heads: int
-    blocks: int
-    mlp: int
-    batch: int
-    last: bool = False
-
-
 SHAPES = {
-    "recommender": Shape(23_715, 50, 64, 1, 2, 256, 64, last=True),
-    "gpt2-small": Shape(50_257, 512, 768, 12, 12, 3072, 8),
-    "135M": Shape(49_152, 512, 576, 9, 30, 2304, 8),
-    "1B": Shape(32_000, 1024, 2048, 16, 20, 8192, 8),
+    "recommender": Shape(64, 64, 23_715, 50, last=True),
+    "gpt2-small": Shape(8, 768, 50_257, 512, blocks=12, heads=12),
+    "135M": Shape(8, 576, 49_152, 512, blocks=30, heads=9),
+    "1B": Shape(8, 2048, 32_000, 1024, blocks=20, heads=16),
 }
-
-
-def problem(shape: Shape) -> tuple[Callable, tuple]:
-    """The loss of one example, and the shapes of parameters and of a batch."""
-    model = nnx.eval_shape(
-        lambda: Transformer(
-            shape.vocabulary, shape.length, dim=shape.dim, num_heads=shape.heads,
-            num_blocks=shape.blocks, mlp_dim=shape.mlp, rngs=nnx.Rngs(0),
-        )
-    )  # fmt: skip
-    graph, params = nnx.split(model)
-    tokens = jax.ShapeDtypeStruct((shape.batch, shape.length), jnp.int32)
-    targets = jax.ShapeDtypeStruct(
-        (shape.batch, *(() if shape.last else (shape.length,))), jnp.int32
-    )
-
-    def loss(params: Any, tokens: jax.Array, target: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(tokens, last_only=shape.last)
-        logits = logits[0] if shape.last else logits
-        return optax.softmax_cross_entropy_with_integer_labels(logits, target).mean()
-
-    return loss, (params, tokens, targets)
 
 
 def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
     """An ordinary and a private training step, and the shapes of their arguments."""
-    loss, (params, tokens, targets) = problem(shape)
-    adam = optax.adam(1e-3)
+    loss, params, batch_of = build(shape, abstract=True)
+    adam, gradient, clipped = optax.adam(1e-3), mean_gradient(loss), clipped_sum(loss)
     state = jax.eval_shape(adam.init, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
 
-    def ordinary(params: Any, state: Any, tokens: jax.Array, targets: jax.Array, key: Any) -> Any:
+    def ordinary(params: Any, state: Any, key: Any, *batch: jax.Array) -> Any:
         del key
-
-        def mean(params: Any) -> jax.Array:
-            return jax.vmap(loss, (None, 0, 0))(params, tokens, targets).mean()
-
-        updates, state = adam.update(jax.grad(mean)(params), state, params)
+        updates, state = adam.update(gradient(params, *batch), state, params)
         return optax.apply_updates(params, updates), state
 
-    def private(params: Any, state: Any, tokens: jax.Array, targets: jax.Array, key: Any) -> Any:
+    def private(params: Any, state: Any, key: Any, *batch: jax.Array) -> Any:
         noise = dpx.privatize(
-            l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=shape.batch, key=key
+            l2_clip_norm=CLIP, noise_multiplier=1.0, expected_batch_size=shape.batch, key=key
         )
-        sums = dpx.clipped_grad(loss, l2_clip_norm=1.0)(params, tokens, targets).grads
-        gradient, _ = noise.update(sums, noise.init(params), params)
-        updates, state = adam.update(gradient, state, params)
+        noisy, _ = noise.update(clipped(params, *batch), noise.init(params), params)
+        updates, state = adam.update(noisy, state, params)
         return optax.apply_updates(params, updates), state
 
-    return {"ordinary": ordinary, "private": private}, (params, state, tokens, targets, key)
+    return {"ordinary": ordinary, "private": private}, (params, state, key, *batch_of(shape.batch))
 
 
 def products(jaxpr: Any) -> float:
@@ -143,21 +101,14 @@ def _product(eqn: Any) -> float:
 
 def product_ratio(shape: Shape, dtype: str) -> float:
     """The products of the clipped sum of gradients over those of an ordinary gradient, on a GPU."""
-    loss, (params, *batch) = problem(shape)
+    loss, params, batch_of = build(shape, abstract=True)
     loss = precision.computed_in(dtype, loss)
-    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
-
-    def ordinary(params: Any, *batch: Any) -> Any:
-        return jax.grad(lambda p: jax.vmap(loss, (None, 0, 0))(p, *batch).mean())(params)
-
-    def private(params: Any, *batch: Any) -> Any:
-        return clipped(params, *batch).grads
-
+    arguments, steps = (params, *batch_of(shape.batch)), (clipped_sum(loss), mean_gradient(loss))
     jax.clear_caches()
     with mock.patch.object(jax, "default_backend", return_value="gpu"):
-        both = [products(jax.make_jaxpr(f)(params, *batch).jaxpr) for f in (private, ordinary)]
+        private, ordinary = (products(jax.make_jaxpr(step)(*arguments).jaxpr) for step in steps)
     jax.clear_caches()
-    return both[0] / both[1]
+    return private / ordinary
 
 
 def main(argv: list[str]) -> None:
@@ -183,7 +134,7 @@ def main(argv: list[str]) -> None:
             if _COMPILE.value:
                 compiled: Any = lowered.compile()
                 counted[step]["bytes"] = compiled.cost_analysis()["bytes accessed"]
-                counted[step]["memory"] = compiled.memory_analysis().temp_size_in_bytes
+                counted[step]["memory"] = temp_bytes(compiled)
         first = counted["ordinary"]
         for step, found in counted.items():
             ratio = {key: found[key] / first[key] for key in found}

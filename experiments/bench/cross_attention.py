@@ -8,7 +8,6 @@ compilation, answers per second next to exact attention's, and the peak memory o
 """
 
 import resource
-import time
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from absl import app, flags
 import dpx.attention
 from dpx import cross_attention
 from dpx.launch import cli
+from experiments.bench._steps import in_turn
 
 _ROWS = flags.DEFINE_integer("rows", 1_000_000, "rows of the memory", lower_bound=10)
 _QUERIES = flags.DEFINE_integer("queries", 200_000, "queries in a batch", lower_bound=1)
@@ -28,12 +28,8 @@ OPTIONS: dict[str, Any] = {"key_bound": 1.0, "value_bound": 1.0, "epsilon": 1.0,
 
 def seconds(call, repeats: int) -> tuple[float, float]:
     """Of the first call, and the median of the others."""
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        jax.block_until_ready(jax.tree.leaves(call()))
-        times.append(time.perf_counter() - began)
-    return times[0], float(np.median(times[1:]))
+    first, *others = in_turn({"call": call}, repeats + 1, warm=0)["call"]
+    return first, float(np.median(others))
 
 
 def peak_mib() -> float:

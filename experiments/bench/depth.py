@@ -10,7 +10,6 @@ and the least of the repeats is taken: whatever else runs makes a core slower, a
 Writes depth.csv, depth.md and depth.png.
 """
 
-import csv
 import gc
 import subprocess
 import sys
@@ -20,25 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 from absl import app, flags
-from flax import nnx
 
 import dpx
 from dpx.launch import cli, plotting
-from dpx.nn.transformer import Transformer
+from experiments.bench import _tables, shapes
+from experiments.bench._steps import mean_gradient
+from experiments.bench.shapes import Shape
 
-LENGTH, BATCH, VOCABULARY = 32, 4, 256
 STEPS = ("ordinary", "dpx")
-COLUMNS: tuple[str, ...] = (
-    "blocks",
-    "step",
-    "trace_s",
-    "compile_s",
-    "trace_ratio",
-    "compile_ratio",
-)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the table and the figure go.")
 _BLOCKS = flags.DEFINE_list("blocks", ["4", "12", "24", "48"], "Numbers of blocks.")
@@ -47,21 +36,9 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "Processes for every point.", lowe
 
 def build(step: str, blocks: int) -> tuple[Callable, tuple]:
     """A step that computes one gradient, and its arguments."""
-    model = Transformer(
-        VOCABULARY, LENGTH, dim=128, num_heads=4, num_blocks=blocks, rngs=nnx.Rngs(0)
-    )
-    graph, params = nnx.split(model)
-    tokens = jnp.zeros((BATCH, LENGTH + 1), jnp.int32)
-
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(tokens[:-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
-
-    def ordinary(params: Any, tokens: jax.Array) -> Any:
-        return jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, tokens).mean())(params)
-
-    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
-    return (ordinary if step == "ordinary" else clipped), (params, tokens)
+    loss, params, batch_of = shapes.build(Shape(4, 128, 256, 32, blocks=blocks, heads=4))
+    function = mean_gradient(loss) if step == "ordinary" else dpx.clipped_grad(loss, l2_clip_norm=1)
+    return function, (params, *batch_of(4))
 
 
 def measure(step: str, blocks: int) -> tuple[float, float]:
@@ -93,13 +70,19 @@ def point(step: str, blocks: int) -> tuple[float, float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in markdown."""
-    lines = ["| blocks | step | trace | ratio | compile | ratio |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        cells = (
-            f"{row['blocks']} | {row['step']} | {row['trace_s']:.2f} s | {row['trace_ratio']:.2f}"
-        )
-        lines.append(f"| {cells} | {row['compile_s']:.2f} s | {row['compile_ratio']:.2f} |")
-    return "\n".join(lines) + "\n"
+    return _tables.markdown(
+        [
+            {
+                "blocks": f"{row['blocks']}",
+                "step": row["step"],
+                "trace": f"{row['trace_s']:.2f} s",
+                "trace over ordinary": f"{row['trace_ratio']:.2f}",
+                "compile": f"{row['compile_s']:.2f} s",
+                "compile over ordinary": f"{row['compile_ratio']:.2f}",
+            }
+            for row in rows
+        ]
+    )
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -134,14 +117,9 @@ def main(argv: list[str]) -> None:
             row["compile_ratio"] = compilation / first["compile_s"]
             rows.append(row)
         print(f"{blocks} blocks measured", file=sys.stderr, flush=True)
-    workdir = Path(_WORKDIR.value)
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / "depth.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    (workdir / "depth.md").write_text(table(rows))
-    draw(rows, workdir / "depth.png")
+    path = Path(_WORKDIR.value) / "depth.csv"
+    _tables.write(path, rows, table(rows))
+    draw(rows, path.with_suffix(".png"))
     print(table(rows))
 
 

@@ -4,8 +4,8 @@ python -m experiments.bench.noise [--size=4194304] [--runs=60] [--repeats=9]
 python -m experiments.bench.noise --secure=1000000 [--repeats=9]    # a training's noise from a stream
 """
 
+import itertools
 import os
-import time
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from dpx.privacy import gaussian_epsilon
 from dpx.training.layout import Layout
 from dpx.training.streaming import bits_of_steps
 from experiments.bench._noise_law import ideal, law
+from experiments.bench._steps import medians, temp_bytes
 
 SIZE = flags.DEFINE_integer("size", 2**22, "coordinates that are released at once")
 RUNS = flags.DEFINE_integer("runs", 60, "releases of either neighbour for the attack")
@@ -33,17 +34,6 @@ SECURE = flags.DEFINE_integer(
 
 R = lattice.RESOLUTION
 DELTA, MULTIPLIER, WITHOUT = 1e-5, 7.6, 1.4848
-
-
-def _medians(functions: dict[str, Any], repeats: int) -> dict[str, float]:
-    """Seconds of each function, called in turn."""
-    seen: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(repeats + 1):
-        for name, function in functions.items():
-            began = time.perf_counter()
-            jax.block_until_ready(function(jax.random.key(turn)))
-            seen[name].append(time.perf_counter() - began)
-    return {name: float(np.median(times[1:])) for name, times in seen.items()}
 
 
 def speed() -> None:
@@ -60,7 +50,11 @@ def speed() -> None:
     def plain(key):
         return total + MULTIPLIER * jax.random.normal(key, total.shape)
 
-    times = _medians({"dpx": released, "plain": plain}, REPEATS.value)
+    calls = {
+        "dpx": lambda: released(jax.random.key(0)),
+        "plain": lambda: plain(jax.random.key(0)),
+    }
+    times = medians(calls, REPEATS.value)
     print(
         f"{SIZE.value:,} coordinates on {jax.devices()[0].device_kind}: dpx.privatize "
         f"{1e3 * times['dpx']:.2f} ms, sum + σ·jax.random.normal {1e3 * times['plain']:.2f} ms: "
@@ -82,15 +76,13 @@ def streams(size: int) -> None:
     words = own.bits(0, shapes)
     ahead = bits_of_steps(own, shapes, Layout(None, 1), about)
 
-    def next_step(_):
-        return released(next(ahead))
-
-    seconds = _medians(
+    steps = itertools.count()
+    seconds = medians(
         {
-            "by a key": released,
-            "from words that are there": lambda _: released(words),
-            "making the words": lambda key: own.bits(int(jax.random.key_data(key)[1]), shapes),
-            "from words made ahead": next_step,
+            "by a key": lambda: released(jax.random.key(0)),
+            "from words that are there": lambda: released(words),
+            "making the words": lambda: own.bits(next(steps), shapes),
+            "from words made ahead": lambda: released(next(ahead)),
         },
         REPEATS.value,
     )
@@ -98,10 +90,8 @@ def streams(size: int) -> None:
     for name, found in seconds.items():
         print(f"  {name}: {1e3 * found:.1f} ms")
     for name, key in (("by a key", jax.random.key(0)), ("from words", words)):
-        memory: Any = released.lower(key).compile().memory_analysis()
-        print(
-            f"  {name}: {memory.temp_size_in_bytes / size:.1f} bytes a parameter of working memory"
-        )
+        working = temp_bytes(released.lower(key).compile()) / size
+        print(f"  {name}: {working:.1f} bytes a parameter of working memory")
     given = sum(x.nbytes for x in jax.tree.leaves(words))
     print(f"  the words: {given / size:.2f} bytes a parameter")
 

@@ -21,6 +21,7 @@ from absl import app, flags
 from configs.noisy_head import get_config
 from dpx import noisy_head
 from dpx.launch import cli
+from experiments.bench._steps import in_turn
 from experiments.noisy_head import excess_risk as experiment
 from experiments.noisy_head.methods import make_cell, make_descent
 
@@ -66,12 +67,7 @@ def numpy_trial(rng: np.random.Generator, cell, descent, multipliers: np.ndarray
 
 def seconds(function, repeats: int = 5) -> float:
     """The smallest wall time of a few calls."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return in_turn({"call": function}, repeats, warm=0)["call"].min()
 
 
 def main(_):

@@ -6,8 +6,6 @@ The recommender's size (d = 64, 2 blocks, 50 positions), logits at the last posi
 corrected calls alternate in one process; medians, and the median of the ratios of neighbouring calls.
 """
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +16,7 @@ import dpx
 from dpx import reattention
 from dpx.launch import cli
 from dpx.nn.transformer import Transformer
+from experiments.bench._steps import in_turn
 
 _ITEMS = flags.DEFINE_integer("items", 3416, "M.", lower_bound=2)
 _BATCH = flags.DEFINE_integer("batch", 128, "Sequences in a call.", lower_bound=1)
@@ -27,16 +26,8 @@ _STEPS = flags.DEFINE_boolean("steps", True, "Also time the clipped gradient.")
 
 def _time(calls, repeats: int) -> tuple[float, float, float]:
     """Medians of both calls in ms, and of their ratio."""
-    for call in calls:
-        jax.block_until_ready(call())
-    spent = np.zeros((repeats, 2))
-    for row in spent:
-        for index, call in enumerate(calls):
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            row[index] = 1e3 * (time.perf_counter() - began)
-    plain, corrected = np.median(spent, axis=0)
-    return plain, corrected, float(np.median(spent[:, 1] / spent[:, 0]))
+    plain, corrected = (1e3 * each for each in in_turn(calls, repeats).values())
+    return float(np.median(plain)), float(np.median(corrected)), float(np.median(corrected / plain))
 
 
 def main(argv):
@@ -74,7 +65,8 @@ def main(argv):
     parts = [("forward", forward), *([("clipped gradient", clipped)] if _STEPS.value else [])]
     for name, function in parts:
         for last_only in (True, False):
-            calls = [bind(function, noise, last_only) for noise in (None, noise_std)]
+            both = {"plain": None, "corrected": noise_std}
+            calls = {name: bind(function, noise, last_only) for name, noise in both.items()}
             plain, corrected, ratio = _time(calls, _REPEATS.value)
             where = "last" if last_only else "all"
             print(f"| {name} | {where} | {plain:.1f} | {corrected:.1f} | {ratio:.2f} |", flush=True)

@@ -9,9 +9,8 @@ of operations, from XLA's cost analysis. Second, at the recommender's shape, the
 themselves: the forward pass, the backward pass, clipping, noise, the optimizer, and the sampling of records.
 """
 
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,51 +18,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
-from flax import nnx
 
 import dpx
-from dpx.nn.transformer import Transformer
 from dpx.training.layout import Layout
+from experiments.bench._steps import CLIP, clipped_sum, mean_gradient, medians
+from experiments.bench.shapes import Shape, build
 
 BASE = {"B": 8, "L": 32, "D": 64, "M": 2048}
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of every step.", lower_bound=3)
 
 
-def build(size: dict[str, int]) -> tuple[Callable, Any, tuple]:
+def problem(size: dict[str, int]) -> tuple[Callable, Any, tuple]:
     """The loss of one example, parameters and a batch."""
-    model = Transformer(
-        size["M"], size["L"], dim=size["D"], num_heads=max(1, size["D"] // 64), rngs=nnx.Rngs(0)
-    )
-    graph, params = nnx.split(model)
-    rng = np.random.default_rng(0)
-    batch = tuple(jnp.asarray(rng.integers(0, size["M"], (size["B"], size["L"]))) for _ in range(2))
-
-    def loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(tokens)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-    return loss, params, batch
-
-
-def forward(loss: Callable) -> Callable:
-    return lambda params, *batch: jax.vmap(loss, (None, 0, 0))(params, *batch).mean()
-
-
-def private(loss: Callable) -> Callable:
-    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
-    return lambda params, *batch: clipped(params, *batch).grads
-
-
-def timed(compiled: dict[str, tuple[Callable, tuple]], repeats: int) -> dict[str, float]:
-    """Median seconds of each function, called in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in compiled}
-    for repeat in range(repeats + 1):
-        for name, (function, arguments) in compiled.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function(*arguments))
-            if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    B, L, D, M = (size[axis] for axis in "BLDM")
+    loss, params, batch_of = build(Shape(B, D, M, L, heads=max(1, D // 64)))
+    return loss, params, batch_of(B)
 
 
 def power(values: list[float]) -> float:
@@ -81,15 +50,17 @@ def growth() -> None:
         spent: dict[str, list[float]] = {"ordinary": [], "private": []}
         operations = []
         for size in sizes:
-            loss, params, batch = build(BASE | {axis: size})
+            loss, params, batch = problem(BASE | {axis: size})
             lowered = {
-                "ordinary": jax.jit(jax.grad(forward(loss))).lower(params, *batch),
-                "private": jax.jit(private(loss)).lower(params, *batch),
+                "ordinary": jax.jit(mean_gradient(loss)).lower(params, *batch),
+                "private": jax.jit(clipped_sum(loss)).lower(params, *batch),
             }
             counted: Any = lowered["private"].cost_analysis()
             operations.append(counted["flops"])
-            steps = {name: (each.compile(), (params, *batch)) for name, each in lowered.items()}
-            for name, seconds in timed(steps, _REPEATS.value).items():
+            steps = {
+                name: partial(each.compile(), params, *batch) for name, each in lowered.items()
+            }
+            for name, seconds in medians(steps, _REPEATS.value).items():
                 spent[name].append(seconds)
         pairs = zip(spent["private"], spent["ordinary"], strict=True)
         print(
@@ -103,10 +74,10 @@ def growth() -> None:
 
 def parts() -> None:
     """Where the time of one step goes."""
-    loss, params, batch = build({"B": 64, "L": 50, "D": 64, "M": 3416})
-    clipped, adam = private(loss), optax.adam(1e-3)
+    loss, params, batch = problem({"B": 64, "L": 50, "D": 64, "M": 3416})
+    adam = optax.adam(1e-3)
     noisy = dpx.privatize(
-        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=64, key=jax.random.key(0)
+        l2_clip_norm=CLIP, noise_multiplier=1.0, expected_batch_size=64, key=jax.random.key(0)
     )
     state, opt_state = noisy.init(params), adam.init(params)
     users = 30_000
@@ -122,14 +93,17 @@ def parts() -> None:
         places, _, _ = layout.batch(indices[mask], 128, 128)
         return take(data, places)
 
-    seconds = timed(
+    def forward(params: Any, *batch: jax.Array) -> jax.Array:
+        return jax.vmap(partial(loss, params))(*batch).mean()
+
+    seconds = medians(
         {
-            "forward": (jax.jit(forward(loss)), (params, *batch)),
-            "gradient": (jax.jit(jax.grad(forward(loss))), (params, *batch)),
-            "clipped": (jax.jit(clipped), (params, *batch)),
-            "noise": (jax.jit(noisy.update), (params, state)),
-            "optimizer": (jax.jit(adam.update), (params, opt_state, params)),
-            "input": (sample, ()),
+            "forward": partial(jax.jit(forward), params, *batch),
+            "gradient": partial(jax.jit(mean_gradient(loss)), params, *batch),
+            "clipped": partial(jax.jit(clipped_sum(loss)), params, *batch),
+            "noise": partial(jax.jit(noisy.update), params, state),
+            "optimizer": partial(jax.jit(adam.update), params, opt_state, params),
+            "input": sample,
         },
         3 * _REPEATS.value,
     )

@@ -37,43 +37,56 @@ SHAPES = {
 }
 
 
-def build(shape: Shape) -> tuple[Callable, Any, Callable[[int], tuple]]:
-    """The loss of one example, parameters, and a function from a batch size to a batch."""
-    rng = np.random.default_rng(0)
-    if not shape.vocabulary:
-        widths = [784, shape.dim, shape.dim, 10]
+def build(shape: Shape, *, abstract: bool = False) -> tuple[Callable, Any, Callable[[int], tuple]]:
+    """The loss of one example, parameters, and a function from a batch size to a batch.
+
+    If `abstract`, nothing is allocated: parameters and batches are `jax.ShapeDtypeStruct`.
+    """
+    model, loss, batch = _transformer(shape) if shape.vocabulary else _mlp(shape)
+    graph, params = nnx.split(nnx.eval_shape(model) if abstract else model())
+
+    def of_params(params, *example):
+        return loss(nnx.merge(graph, params), *example)
+
+    def abstract_batch(size):
+        return jax.eval_shape(lambda: batch(size))
+
+    return of_params, params, abstract_batch if abstract else batch
+
+
+def _mlp(shape: Shape) -> tuple[Callable, Callable, Callable]:
+    rng, widths = np.random.default_rng(0), [784, shape.dim, shape.dim, 10]
+
+    def model():
         sizes = itertools.pairwise(widths)
-        layers = [nnx.Linear(n, m, rngs=nnx.Rngs(i)) for i, (n, m) in enumerate(sizes)]
-        graph, params = nnx.split(nnx.List(layers))
+        return nnx.List([nnx.Linear(n, m, rngs=nnx.Rngs(i)) for i, (n, m) in enumerate(sizes)])
 
-        def mlp_loss(params, x, y):
-            *hidden, last = nnx.merge(graph, params)
-            for layer in hidden:
-                x = jax.nn.relu(layer(x))
-            return optax.softmax_cross_entropy_with_integer_labels(last(x), y)
+    def loss(layers, x, y):
+        *hidden, last = layers
+        for layer in hidden:
+            x = jax.nn.relu(layer(x))
+        return optax.softmax_cross_entropy_with_integer_labels(last(x), y)
 
-        def images(size):
-            x = rng.normal(size=(size, 784)).astype(np.float32)
-            return jnp.asarray(x), jnp.asarray(rng.integers(0, 10, size))
+    def images(size):
+        x = rng.normal(size=(size, 784)).astype(np.float32)
+        return jnp.asarray(x), jnp.asarray(rng.integers(0, 10, size))
 
-        return mlp_loss, params, images
+    return model, loss, images
 
-    model = Transformer(
-        shape.vocabulary,
-        shape.length,
-        dim=shape.dim,
-        num_heads=shape.heads,
-        num_blocks=shape.blocks,
-        rngs=nnx.Rngs(0),
-    )
-    graph, params = nnx.split(model)
 
-    def loss(params, tokens):
-        logits = nnx.merge(graph, params)(tokens[:-1], last_only=shape.last)
+def _transformer(shape: Shape) -> tuple[Callable, Callable, Callable]:
+    rng, sizes = np.random.default_rng(0), (shape.vocabulary, shape.length)
+
+    def model():
+        about: Any = {"dim": shape.dim, "num_heads": shape.heads, "num_blocks": shape.blocks}
+        return Transformer(*sizes, **about, rngs=nnx.Rngs(0))
+
+    def loss(model, tokens):
+        logits = model(tokens[:-1], last_only=shape.last)
         targets = tokens[-1:] if shape.last else tokens[1:]
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
     def sequences(size):
         return (jnp.asarray(rng.integers(0, shape.vocabulary, (size, shape.length + 1))),)
 
-    return loss, params, sequences
+    return model, loss, sequences

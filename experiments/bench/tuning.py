@@ -9,17 +9,17 @@ call, XLA's temporary bytes, and CPU time of tracing and compilation. Above 1 th
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import app, flags
 
-import dpx
 from dpx.clipping import xla_cpu
+from experiments.bench._steps import clipped_sum, compiled, in_turn
 from experiments.bench.shapes import SHAPES, Shape, build
 
 _TRICKS = flags.DEFINE_list("tricks", sorted(xla_cpu.TRICKS), "Which tricks.")
@@ -87,31 +87,19 @@ def main(argv: list[str]) -> None:
     del argv
     print("| trick | shape | time | temporary memory | compilation |\n|---|---|---|---|---|")
     for trick in _TRICKS.value:
-        name, problem = PROBLEMS[trick]
+        about, problem = PROBLEMS[trick]
         loss, params, batch = problem()
-        gradient = dpx.clipped_grad(loss, l2_clip_norm=1.0)
-        made, seconds, every = [], [], xla_cpu.TRICKS
-        for used in (every, every - {trick}):
-            xla_cpu.TRICKS = used
-            jax.clear_caches()
-            start = time.process_time()
-            step: Any = jax.jit(lambda p, *b: gradient(p, *b).grads)  # noqa: B023
-            made.append(step.lower(params, *batch).compile())
-            seconds.append(time.process_time() - start)
+        every = xla_cpu.TRICKS
+        used = compiled(clipped_sum(loss), params, batch)
+        xla_cpu.TRICKS = every - {trick}
+        left = compiled(clipped_sum(loss), params, batch)
         xla_cpu.TRICKS = every
-        ratios = []
-        for turn in range(_TURNS.value + 1):
-            times = []
-            for program in made:
-                start = time.process_time()
-                jax.block_until_ready(program(params, *batch))
-                times.append(time.process_time() - start)
-            if turn:
-                ratios.append(times[1] / times[0])
-        size = [program.memory_analysis().temp_size_in_bytes for program in made]
+        programs = {"used": used.program, "left": left.program}
+        calls = {name: functools.partial(each, params, *batch) for name, each in programs.items()}
+        times = in_turn(calls, _TURNS.value, clock=time.process_time)
         print(
-            f"| {trick} | {name} | {statistics.median(ratios):.2f} | {size[1] / size[0]:.2f} | "
-            f"{seconds[1] / seconds[0]:.2f} |",
+            f"| {trick} | {about} | {np.median(times['left'] / times['used']):.2f} | "
+            f"{left.temp_bytes / used.temp_bytes:.2f} | {left.seconds / used.seconds:.2f} |",
             flush=True,
         )
 

@@ -1,13 +1,11 @@
 """A private release of XXᵀ for a matrix X of one's own, whose columns are the records."""
 
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
 import dpx
-from dpx import _storage as storage
 from dpx import gram
 from dpx._validate import check_choice, check_positive
 from dpx.data.arrays import load_array
@@ -18,7 +16,7 @@ from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training.keys import open_keys
 
 FAILURE = 0.05  # of the bounds, which hold with high probability
-FILE = "gram.npz"
+FILE = "gram.dpx"
 _MOST_ROWS = 20_000  # XXᵀ takes 3 GB
 _BLOCK = 2**22  # entries that are checked at a time
 
@@ -92,13 +90,7 @@ def run(config, workdir: Path) -> Outcome:
         neighboring=config.neighboring,
     )
     matrix, noise_std = np.asarray(made.matrix), float(made.noise_std or 0.0)
-    with storage.replacing(workdir / FILE) as file:
-        np.savez(
-            file,
-            matrix=matrix,
-            noise_std=noise_std,
-            guarantee=json.dumps(made.guarantee.to_json()),
-        )
+    dpx.save(made, workdir / FILE)
     n = len(matrix)
     entry_error = gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)
     # An entry of XXᵀ is not farther from its release than that, so this bound holds with it.
@@ -117,7 +109,7 @@ def run(config, workdir: Path) -> Outcome:
         titles={"gaussian": "Gaussian noise on XXᵀ", "uniform": "uniform attention, no data"},
         headline_row="gaussian",
         comparisons=[Comparison("attention_error_bound", ["uniform"])],
-        notes=f'The matrix ({n}, {n}) and its guarantee are in {FILE}: `numpy.load(path)["matrix"]`. With '
+        notes=f"The matrix ({n}, {n}) and its guarantee are in {FILE}: `dpx.load(path).matrix`. With "
         f"probability {1 - FAILURE:g} every entry of it is within entry_error_bound of XXᵀ, and every "
         "attention weight within attention_error_bound; the row uniform is attention with equal weights, "
         "which looks at no data. The bounds follow from the release and cost nothing. Where the bound is "
@@ -127,17 +119,9 @@ def run(config, workdir: Path) -> Outcome:
 
 
 def load(config, workdir: Path) -> gram.GramRelease:
-    """The release of a finished run, with the guarantee that it was saved with."""
+    """The release of a finished run; FileNotFoundError for one of before, which left gram.npz."""
     del config
-    with np.load(Path(workdir) / FILE) as saved:
-        spent = json.loads(str(saved["guarantee"]))
-        spent |= {"assumptions": tuple(spent["assumptions"]), "event": None}
-        return gram.GramRelease(
-            matrix=jnp.asarray(saved["matrix"]),
-            guarantee=dpx.PrivacyGuarantee(**spent),
-            num_samples=None,
-            noise_std=float(saved["noise_std"]),
-        )
+    return dpx.load(Path(workdir) / FILE)
 
 
 def figures(records, folder: Path) -> list[Path]:

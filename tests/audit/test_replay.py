@@ -35,12 +35,7 @@ from dpx.recommend import (
 KEY = jax.random.key(3)
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 NUM_ITEMS = 9
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _recording():
-    with audit.recording():
-        yield
+pytestmark = pytest.mark.usefixtures("recording")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -24,12 +24,7 @@ def released(x, *, sensitivity=1.0, label="sum", key=KEY, multiplier=2.0, axis=N
 
 
 DATA = np.eye(4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _recording():
-    with audit.recording():
-        yield
+pytestmark = pytest.mark.usefixtures("recording")
 
 
 @pytest.mark.parametrize("jitted", [False, True])

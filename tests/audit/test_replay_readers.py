@@ -45,12 +45,7 @@ ODD = [
     *((NOBODY[0], item, NOBODY[2]) for item in ITEMS),
     *((*NOBODY[:2], time) for time in (*TIMES, *DATES)),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _recording():
-    with audit.recording():
-        yield
+pytestmark = pytest.mark.usefixtures("recording")
 
 
 def texts(rows):

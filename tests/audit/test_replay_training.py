@@ -39,16 +39,13 @@ def loss_fn(params, x, key):
     return 10 * jnp.where(kept, x, 1 - x) @ params["w"] + 10 * params["b"]
 
 
+pytestmark = pytest.mark.usefixtures("recording")
+
+
 @pytest.fixture(scope="module")
 def private():
     """A budget, calibrated once."""
     return training.make_private(CONFIG, 2.0, 1e-5, 30, "record", ())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _recording():
-    with audit.recording():
-        yield
 
 
 def program(private, noise_secret=5, sampling_secret=5):

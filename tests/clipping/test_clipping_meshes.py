@@ -1,16 +1,13 @@
 """Sums on meshes of eight devices: exact, with one reduction of the size of the gradient."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command_line import ROOT, paths, python
 from mesh_cases import CASES
 from xla_flags import on_devices
 
-PROGRAM = Path(__file__).parents[1] / "mesh_cases.py"
+PROGRAM = ROOT / "tests/mesh_cases.py"
 PARAMETERS = 3 * 3 * 3 * 32 + 96 * 32 + 32 * 64 + 64 + 64 * 32 + 2 * 32 * 64
 EXAMPLE = 12 * 12 * 3 + 6 + 2  # an image, tokens, a key
 SUMS = ["explicit, tensor parallel", *CASES["sums"]]
@@ -21,15 +18,7 @@ class Found(dict):
 
     def __missing__(self, case):
         (shared,) = [name for name, cases in CASES.items() if case in cases]
-        done = subprocess.run(
-            [sys.executable, PROGRAM, shared],
-            env=os.environ
-            | on_devices(8)
-            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = python(PROGRAM, shared, timeout=600, PYTHONPATH=paths(), **on_devices(8))
         assert done.returncode == 0, done.stderr[-4000:]
         self.update(json.loads(done.stdout.splitlines()[-1]))
         return self[case]

@@ -22,10 +22,6 @@ COMMANDS = {
     "optimizers": ["--tiny", "--tasks=digits", "--seeds=2", "--epochs=2"],
     "plan": ["--tiny", "--tasks=digits", "--seeds=1", "--epochs=2"],
     "reattention": ["--items=50", "--batch=4", "--repeats=3"],
-    "remat": [
-        "--workdir", "--models=nnx.remat", "--blocks=1", "--batch=2", "--length=4", "--dim=32",
-        "--vocabulary=16", "--repeats=3",
-    ],
     "scaling": ["--repeats=3"],
     "truncation": [],
     "tuning": ["--tricks=kept", "--turns=1"],

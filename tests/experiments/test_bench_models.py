@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.bench.models import __main__ as bench
+from experiments.bench.models import remat
 from experiments.bench.models.building import normal, plain, weights
 from experiments.bench.models.measure import Case, errors, measure
 
@@ -31,13 +32,21 @@ def test_a_case_is_compared_and_measured():
     assert found["error"] < 1e-6
     assert 0 <= found["norm_excess"] < 1e-3
     assert found["no_rule"] == 0
-    assert {"case", "status", "third_party", *found} <= set(bench.COLUMNS)
+    assert "\n| small | " in bench.table([found])
 
 
 @pytest.mark.slow
 def test_a_wrong_sum_is_a_row_of_its_own(monkeypatch):
     monkeypatch.setattr("experiments.bench.models.measure.TOLERANCE", -1.0)
     assert bench.row("small", small, 1)["status"].startswith("ArithmeticError: the sum differs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", remat.MODELS)
+def test_a_llama_is_clipped_by_its_method(name):
+    case = remat.MODELS[name](remat.Size(32, 2, 1, 16))
+    assert case.method == ("two_pass" if "two passes" in name else "auto")
+    assert measure(case, 1)["error"] < 1e-6
 
 
 def test_errors_are_those_of_the_clipped_sum():

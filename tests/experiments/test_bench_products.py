@@ -1,10 +1,7 @@
 """What clipping multiplies on a GPU, by a model of cost that needs none, and the command that measures it."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from command_line import call
 
 from experiments.bench import costs
 
@@ -25,8 +22,7 @@ def test_products_are_little_more_than_the_ordinary_gradients(shape, dtype):
 
 @pytest.mark.slow
 def test_the_table_of_an_accelerator_is_printed_on_a_cpu():
-    command = [sys.executable, "-m", "experiments.bench.accelerator", "--tiny", "--repeats=1"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    done = call("bench.accelerator", "--tiny", "--repeats=1")
+    assert done.returncode == 0, done.stderr[-3000:]
     rows = [line for line in done.stdout.splitlines() if line.startswith(("| gpt2", "| recomm"))]
     assert len(rows) == 18  # Of each model and type all steps, but the noise of one type alone.

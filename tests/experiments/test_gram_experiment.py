@@ -106,6 +106,7 @@ def test_an_own_matrix_is_released_saved_and_loaded(tmp_path, table, file, chang
     assert (workdir / "secret" / "keys.json").exists()
     made = own_matrix.load(config, workdir)
     assert made.noise_std == planned["noise_std"]
+    assert made.guarantee == outcome.headline
     assert np.abs(made.matrix - table @ table.T).max() <= planned["entry_error_bound"]
     assert (made.guarantee.epsilon, made.guarantee.delta) == (1.0, 1e-6)
     assert made.guarantee.neighboring.name.lower() == config.neighboring

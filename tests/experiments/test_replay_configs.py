@@ -125,12 +125,7 @@ CHANGES = {
     "next_tokens:tiny": [{"data.limit": 40, "data.record": "line"}],
     "cross_attention:size,tiny": [{"trials": 2}],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _recording():
-    with audit.recording():
-        yield
+pytestmark = pytest.mark.usefixtures("recording")
 
 
 @dataclasses.dataclass

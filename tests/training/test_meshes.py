@@ -1,35 +1,24 @@
 """Private training on meshes: the same result on any of them, from one reduction of the sum."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from command_line import ROOT, paths, python
 from fit_cases import OTHERS, SEEN
 from xla_flags import CHEAP, on_devices
 
 from dpx.training.layout import Layout, as_mesh
 
-CASES = Path(__file__).parents[1] / "fit_cases.py"
+CASES = ROOT / "tests/fit_cases.py"
 PARAMETERS = 48 * 16 + 16 * 16 + 48 + 3
 
 
 @pytest.fixture(scope="module")
 def found():
     """What `fit_cases.py` prints: one process for all cases, because starting takes the time."""
-    done = subprocess.run(
-        [sys.executable, CASES],
-        env=os.environ
-        | on_devices(8, CHEAP)
-        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = python(CASES, timeout=600, PYTHONPATH=paths(), **on_devices(8, CHEAP))
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,15 +1,13 @@
 """A training goes on with the loss and the optimizer that it began with, and with no others."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from command_line import ROOT, paths, python
 from jax._src import pretty_printer
 
 from dpx.training import programs
@@ -81,16 +79,9 @@ def test_an_optimizer_is_told_from_one_that_differs_in(name):
 def test_a_program_is_the_same_in_another_process():
     """Addresses and the order of sets differ between processes, and count for nothing."""
     code = "import test_programs as t; print(t.both())"
-    settings = {"PYTHONHASHSEED": "7", "JAX_PLATFORMS": "cpu"}
-    folder = os.path.dirname(__file__)
-    paths = os.pathsep.join([folder, *sys.path])
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | settings | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    settings = {"PYTHONHASHSEED": "7", "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths()}
+    ran = python("-c", code, folder=ROOT / "tests/training", **settings)
+    assert ran.returncode == 0, ran.stderr[-4000:]
     assert ran.stdout.split() == both().split()
 
 

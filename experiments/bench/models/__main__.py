@@ -18,7 +18,6 @@ and those with a few KiB of temporary memory M; --copies takes every batch sever
 and models.md; a case that is in the CSV already is not measured again, unless --only names it.
 """
 
-import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ import jax
 from absl import app, flags
 
 from dpx.launch import cli
+from experiments.bench import _tables
 from experiments.bench.models import (
     attention,
     constructs,
@@ -36,6 +36,7 @@ from experiments.bench.models import (
     language,
     layers,
     loops,
+    remat,
     science,
     vision,
     weights,
@@ -50,13 +51,10 @@ CONSTRUCTS: dict[str, Callable[[], Case]] = (
     | attention.CASES
     | convolutions.CASES
     | loops.CASES
+    | remat.CASES
     | weights.CASES
     | constructs.CASES
 )
-COLUMNS: tuple[str, ...] = (
-    "case", "third_party", "status", "error", "norm_excess", "ms", "time", "compile", "memory", "vmap_time",
-    "vmap_memory", "temp_mib", "parameters", "no_rule", "primitives",
-)  # fmt: skip
 INSTALL = "pip install -r experiments/bench/models_requirements.txt"
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the tables go.", required=True)
@@ -82,39 +80,30 @@ def row(name: str, build: Callable[[], Case], *settings: int) -> dict[str, Any]:
         jax.clear_caches()
 
 
+def line(row: dict[str, Any]) -> dict[str, str]:
+    """The cells of a case that ran; the row may come from the file."""
+    value = {key: float(row[key]) for key in row if key not in ("case", "status", "primitives")}
+    share = f"{100 * value['no_rule']:.2g} % {row['primitives']}"
+    return {
+        "case": row["case"],
+        "sum error": f"{value['error']:.1e}",
+        "norm excess": f"{value['norm_excess']:.1e}",
+        "ordinary step": f"{value['ms']:.3g} ms",
+        "T / C / M": f"{value['time']:.2f} / {value['compile']:.1f} / {value['memory']:.2f}",
+        "vmap: T / M": f"{value['vmap_time']:.2f} / {value['vmap_memory']:.2f}",
+        "no rule": share if value["no_rule"] else "none",
+    }
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in markdown: what ran, then what did not."""
-    head = (
-        "case",
-        "sum error",
-        "norm excess",
-        "ordinary step",
-        "T / C / M",
-        "vmap: T / M",
-        "no rule",
-    )
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        if row["status"] == "ran":
-            value = {key: float(row[key]) for key in COLUMNS[3:-1]}
-            share = f"{100 * value['no_rule']:.2g} % {row['primitives']}"
-            cells = (
-                row["case"],
-                f"{value['error']:.1e}",
-                f"{value['norm_excess']:.1e}",
-                f"{value['ms']:.3g} ms",
-                f"{value['time']:.2f} / {value['compile']:.1f} / {value['memory']:.2f}",
-                f"{value['vmap_time']:.2f} / {value['vmap_memory']:.2f}",
-                share if value["no_rule"] else "none",
-            )
-            lines.append("| " + " | ".join(cells) + " |")
-    failed = [row for row in rows if row["status"] != "ran"]
-    if failed:
-        lines += ["", "| does not run | why |", "|---|---|"]
-        lines += [
-            f"| {row['case']} | {row['status'].replace('|', chr(92) + '|')} |" for row in failed
-        ]
-    return "\n".join(lines) + "\n"
+    ran = [line(row) for row in rows if row["status"] == "ran"]
+    failed = [
+        {"does not run": row["case"], "why": row["status"].replace("|", "\\|")}
+        for row in rows
+        if row["status"] != "ran"
+    ]
+    return "\n".join(_tables.markdown(lines) for lines in (ran, failed) if lines)
 
 
 def main(argv: list[str]) -> None:
@@ -129,12 +118,8 @@ def main(argv: list[str]) -> None:
             ValueError(f"--only={_ONLY.value} must match a case: see models.md, or leave it out")
         )
     workdir = Path(_WORKDIR.value)
-    workdir.mkdir(parents=True, exist_ok=True)
     settings = _REPEATS.value, _COMPILATIONS.value, _COPIES.value
-    rows: dict[str, dict[str, Any]] = {}
-    if (workdir / "models.csv").exists():
-        with (workdir / "models.csv").open(newline="") as file:
-            rows = {row["case"]: row for row in csv.DictReader(file)}
+    rows = {row["case"]: row for row in _tables.read(workdir / "models.csv")}
     for name in wanted:
         if _ONLY.value is None and name in rows:
             continue
@@ -146,16 +131,12 @@ def main(argv: list[str]) -> None:
 
 def write(workdir: Path, rows: list[dict[str, Any]]) -> None:
     """Both tables, so that a run that is ended leaves what it has."""
-    with (workdir / "models.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
     parts = [("Models of other packages", "1"), ("Constructs", "0")]
     text = "\n".join(
         f"## {title}\n\n{table([r for r in rows if str(r['third_party']) == flag])}"
         for title, flag in parts
     )
-    (workdir / "models.md").write_text(text)
+    _tables.write(workdir / "models.csv", rows, text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Compares one case with `vmap(grad)`, and measures it beside the ordinary step."""
 
 import contextlib
-import gc
 import io
 import re
 import statistics
@@ -18,6 +17,7 @@ import numpy as np
 import dpx
 from dpx.clipping import ClippingWarning
 from dpx.clipping import params as clipping_params
+from experiments.bench._steps import compiled
 
 TOLERANCE = 1e-5  # of sums, for a model that computes in float32
 NARROW_TOLERANCE = 5e-3  # for one that computes in bfloat16, float16 or int8
@@ -33,6 +33,7 @@ class Case(NamedTuple):
       batch: arrays with a leading axis of examples.
       options: of `dpx.clipped_grad`.
       narrow: whether it computes in less than float32.
+      method: of `dpx.clipped_grad`.
     """
 
     loss: Callable[..., jax.Array]
@@ -40,6 +41,7 @@ class Case(NamedTuple):
     batch: tuple
     options: Mapping[str, Any] = types.MappingProxyType({})
     narrow: bool = False
+    method: str = "auto"
 
 
 class Steps(NamedTuple):
@@ -87,24 +89,6 @@ def steps(case: Case) -> Steps:
         return over_examples(lambda example: jax.grad(loss)(leaves, example), batch)
 
     return Steps(ordinary, per_example, clipped, flat.leaves)
-
-
-class Compiled(NamedTuple):
-    """A program, the CPU seconds of its compilation, and XLA's count of temporary bytes."""
-
-    program: Callable
-    seconds: float
-    temp_bytes: int
-
-
-def compiled(step: Callable, leaves: Any, batch: tuple) -> Compiled:
-    """Traces and compiles, with nothing traced before."""
-    jax.clear_caches()
-    gc.collect()
-    start = time.process_time()
-    program: Any = jax.jit(step).lower(leaves, *batch).compile()
-    seconds = time.process_time() - start
-    return Compiled(program, seconds, program.memory_analysis().temp_size_in_bytes)
 
 
 def norms_of(gradients: list) -> np.ndarray:
@@ -180,7 +164,7 @@ def measure(case: Case, repeats: int, compilations: int = 1, copies: int = 1) ->
         programs, slower = {}, []
         for _ in range(compilations):
             programs["ordinary"] = compiled(every.ordinary, leaves, batch)
-            programs["dpx"] = compiled(every.clipped("auto", clip), leaves, batch)
+            programs["dpx"] = compiled(every.clipped(case.method, clip), leaves, batch)
             slower.append(programs["dpx"].seconds / programs["ordinary"].seconds)
         programs["vmap"] = compiled(every.clipped("vmap", clip), leaves, batch)
     error, least, excess = errors(oracle, programs["dpx"].program(leaves, *batch), clip)
