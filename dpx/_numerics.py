@@ -90,6 +90,24 @@ def native(leaf: Any) -> Any:
     return leaf
 
 
+def sum_entries(
+    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sparse vectors, one for each owner, whose entries in one cell are added up: all (T,) -> all (U,).
+
+    Entries are added in the order in which they are given, so that a sum depends on its owner's entries
+    alone. scipy sorts the entries of all vectors, without keeping equal ones in order, if one is unsorted.
+    The results are sorted by owners, counted from 0, and by cells, which are less than `size`.
+    """
+    places = np.asarray(owners, np.int64) * size + cells
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    new = np.diff(places, prepend=-1) > 0
+    sums = np.zeros(np.count_nonzero(new))
+    np.add.at(sums, np.cumsum(new) - 1, values[order])
+    return sums, *np.divmod(places[new], size)
+
+
 def as_float64(array) -> jax.Array:
     """The array in float64. Call it only inside one of the scopes above."""
     return jnp.asarray(array, jnp.float64)

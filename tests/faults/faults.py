@@ -1308,9 +1308,15 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/gram/test_gram_columns.py::test_clipping_is_the_projection_for_every_input",
         ),
         "columns of a sparse matrix are not projected": (
-            "columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]",
-            "columns.data *= scale[owner]",
+            "entries *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]",
+            "entries *= scale[owner]",
             "tests/gram/test_gram_columns.py::test_clipping_is_the_projection_for_every_input",
+        ),
+        "entries that a sparse column holds twice are added up in an order that other columns change": (
+            "stored = block.tocoo()",
+            "stored = block.tocsc(copy=True)\n    stored.sum_duplicates()\n    stored = stored.tocoo()",
+            "tests/gram/test_gram_columns.py"
+            "::test_entries_that_a_column_holds_twice_are_added_up_whatever_other_columns_hold",
         ),
         "traced columns of 32 bits are summed in 32 where the guarantee says nothing of rounding": (
             "X.astype(jnp.promote_types(X.dtype, jnp.result_type(float)))",
@@ -2271,6 +2277,12 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]",
             "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users] ** 0.5",
             "tests/recommend/test_transitions.py::test_later_rounds_have_the_same_sensitivity",
+        ),
+        "pairs that a user reaches often are added up in an order that other users change": (
+            "    sums, *coordinates = sum_entries(*joined, shape[1])  # a history may reach an entry often\n"
+            "    return sparse.csr_array((sums, tuple(coordinates)), shape=shape)",
+            "    return sparse.csr_array((joined[0], joined[1:]), shape=shape)",
+            "tests/recommend/test_transitions.py::test_the_pairs_of_a_user_are_the_same_bits_whoever_else_is_there",
         ),
         "pairs that the exact counts find remain": (
             "kept = kept & (estimate > cut * std * np.sqrt(counted))",

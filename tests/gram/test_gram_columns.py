@@ -69,6 +69,17 @@ def test_clipping_is_the_projection_for_every_input():
     np.testing.assert_allclose(found, columns @ columns.T, rtol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["csc", "coo"])
+def test_entries_that_a_column_holds_twice_are_added_up_whatever_other_columns_hold(form):
+    first = [1e17, -1e17] * 31 + [1.0, 0.0]  # whose sum depends on their order
+
+    def gram_of(rows, values):
+        X = sparse.csc_array((first + values, [0] * 64 + rows, [0, 64, 66]), shape=(2, 2))
+        return clipped_gram(X.asformat(form), 1.0)[0]
+
+    np.testing.assert_array_equal(gram_of([0, 1], [0.0, 0.5]), gram_of([1, 0], [0.5, 0.0]))
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
