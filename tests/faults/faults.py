@@ -1626,13 +1626,18 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/test_ngram.py::test_one_name_moves_the_counts_by_at_most_the_clip",
         ),
         "that a user has one identifier is no assumption of n-grams": (
-            "() if users is None else (cells.ONE_EACH,)",
+            '(cells.ONE_EACH,) if summed.options["of_users"] else ()',
             "()",
             "tests/test_ngram.py::test_counts_of_a_user_are_clipped_together[1.5]",
         ),
         "n-grams of a user are clipped for each record": (
-            "owner, count = _owners(len(tokens), *block[2:])",
-            "owner, count = _owners(len(tokens))",
+            "owner, count = _owners(len(tokens), users)",
+            "owner, count = _owners(len(tokens), None)",
+            "tests/test_ngram.py::test_counts_of_a_user_are_clipped_together[1.5]",
+        ),
+        "n-grams of users and of records are added up": (
+            'options = table | {"of_users": users is not None}',
+            'options = table | {"of_users": True}',
             "tests/test_ngram.py::test_counts_of_a_user_are_clipped_together[1.5]",
         ),
     },
