@@ -1744,6 +1744,11 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
     },
     "dpx/noise/laws.py": {
+        "a law takes a list of sizes that are no sizes": (
+            "        for each in value:\n            _check_positive(name, each)",
+            "        return",
+            "tests/noise/test_noise.py::test_misuse_raises",
+        ),
         "Laplace noise is drawn in 32 bits": (
             "        with jax.enable_x64(True):\n            return self.scale * signed",
             "        with jax.enable_x64(False):\n            return self.scale * signed",
