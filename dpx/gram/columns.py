@@ -68,7 +68,7 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[np.
 def leading_rows(X: Any) -> tuple[int, Any]:
     """The number of rows n, and X with all of its blocks, since reading n takes the first from an iterator.
 
-    A DataFrame becomes the array of its values.
+    A DataFrame becomes the array of its values, and a sparse matrix of dictionaries or lists one of arrays.
     """
     X = _values(X)
     if _is_many(X):
@@ -80,6 +80,8 @@ def leading_rows(X: Any) -> tuple[int, Any]:
 
 
 def _values(X: Any) -> Any:
+    if sparse.issparse(X):
+        return X.tocoo() if X.format in ("dok", "lil") else X  # whose numbers are no array
     return X.to_numpy() if hasattr(X, "to_numpy") else X
 
 

@@ -29,13 +29,27 @@ def X():
         lambda X: jnp.asarray(X, jnp.float32),
         sparse.csr_matrix,
         sparse.coo_array,
+        sparse.dok_array,
+        lambda X: [sparse.lil_matrix(X)],
         lambda X: [X[:, :7], X[:, 7:200], X[:, 200:]],
         lambda X: (X[:, i : i + 13] for i in range(0, X.shape[1], 13)),
         lambda X: iter([sparse.csc_array(X[:, :100]), X[:, 100:]]),
         pd.DataFrame,
         lambda X: [pd.DataFrame(X[:, :50]), pd.DataFrame(X[:, 50:])],
     ],
-    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed", "pandas", "pandas blocks"],
+    ids=[
+        "numpy",
+        "jax",
+        "csr",
+        "coo",
+        "dok",
+        "lil",
+        "list",
+        "generator",
+        "mixed",
+        "pandas",
+        "pandas blocks",
+    ],
 )
 @pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
 def test_every_form_of_the_data_gives_the_same_release(X, form, mechanism):
