@@ -1737,7 +1737,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/noise/test_lattice.py::test_values_are_cut_without_rounding",
         ),
         "what remainders are rounded by is not paid for": (
-            "paid = RESOLUTION - moved * jnp.asarray(multiplier_norm, dtype)",
+            "paid = RESOLUTION - moved(dtype) * jnp.asarray(multiplier_norm, dtype)",
             "paid = RESOLUTION + 0 * jnp.asarray(multiplier_norm, dtype)",
             "tests/noise/test_lattice.py"
             "::test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for",
