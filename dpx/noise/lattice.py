@@ -114,7 +114,7 @@ def step_of(std: ArrayLike, dtype, *, multiplier_norm: ArrayLike) -> jax.Array:
     dtype = jnp.dtype(dtype)
     mantissa = jnp.finfo(dtype).nmant + 1
     paid = RESOLUTION - moved(dtype) * jnp.asarray(multiplier_norm, dtype)
-    # Where moves are as large as the noise, no noise would do: `release` refuses that, and makes NaN under `jit`.
+    # Where moves are as large as the noise, no noise would do: `release` refuses it, or makes NaN of this.
     least = jnp.where(paid > 0, jnp.asarray(std, dtype) * (1 + 2.0**-20) / paid, jnp.nan)
     words, dropped = f"uint{8 * dtype.itemsize}", mantissa - _STEP_BITS
     bits = jax.lax.bitcast_convert_type(least, words)

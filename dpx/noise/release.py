@@ -73,8 +73,8 @@ def release(
       ValueError: for an argument that is no key, for complex numbers, or for sizes of the noise that do not
         broadcast to the statistic.
       ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small or too large
-        for floats: nothing would be guaranteed. Inside `jit` the release is then not finite, and noise of a traced size
-        that is too small makes it NaN.
+        for floats: nothing would be guaranteed. Inside `jit` the release is then not finite, and noise of a
+        traced size that is too small makes it NaN.
     """
     if not isinstance(key, Bits):
         check_key(key)
