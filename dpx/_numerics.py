@@ -90,6 +90,24 @@ def native(leaf: Any) -> Any:
     return leaf
 
 
+def sum_entries(
+    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sparse vectors, one for each owner, whose entries in one cell are added up: all (T,) -> all (U,).
+
+    Entries are added in the order in which they are given, so that a sum depends on its owner's entries
+    alone. scipy sorts the entries of all vectors, without keeping equal ones in order, if one is unsorted.
+    The results are sorted by owners, counted from 0, and by cells, which are less than `size`.
+    """
+    places = np.asarray(owners, np.int64) * size + cells
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    new = np.diff(places, prepend=-1) > 0
+    sums = np.zeros(np.count_nonzero(new))
+    np.add.at(sums, np.cumsum(new) - 1, values[order])
+    return sums, *np.divmod(places[new], size)
+
+
 def as_float64(array) -> jax.Array:
     """The array in float64. Call it only inside one of the scopes above."""
     return jnp.asarray(array, jnp.float64)
@@ -101,14 +119,15 @@ def norm(vectors: jax.Array, axis: int = -1) -> jax.Array:
     return jnp.linalg.norm(scaled, axis=axis) * jnp.squeeze(scale, axis)
 
 
-def into_ball(vectors: jax.Array, radius: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
+def into_ball(vectors: Any, radius: jax.typing.ArrayLike, axis: int = -1, xp: Any = jnp) -> Any:
     """The vectors along an axis, projected onto the l2 ball of that radius.
 
-    Vectors inside the ball are returned bit for bit. All entries must be finite.
+    Vectors inside the ball are returned bit for bit. All entries must be finite. `xp` is the module that
+    computes, jax.numpy or numpy.
     """
-    scaled, scale = _scaled(vectors, axis)
-    length = jnp.linalg.norm(scaled, axis=axis, keepdims=True)
-    return jnp.where(length * scale > radius, scaled / length * radius, vectors)
+    scaled, scale = _scaled(vectors, axis, xp)
+    length = xp.linalg.norm(scaled, axis=axis, keepdims=True)
+    return xp.where(length * scale > radius, scaled / length * radius, vectors)
 
 
 def into_simplex(vectors: Any, total: float, xp: Any = jnp) -> Any:
@@ -126,14 +145,14 @@ def into_simplex(vectors: Any, total: float, xp: Any = jnp) -> Any:
     return xp.maximum(shifted - xp.take_along_axis(shifts, kept - 1, axis=-1), 0)
 
 
-def _scaled(vectors: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+def _scaled(vectors: Any, axis: int, xp: Any = jnp) -> tuple[Any, Any]:
     """Vectors divided by a scale such that their squares neither overflow nor underflow, and that scale.
 
     The scale is a power of two, so that multiplying by it is exact. The largest entry cannot be the scale:
     compiled code multiplies by its reciprocal, which is zero for the largest floats.
     """
-    _, exponent = jnp.frexp(jnp.abs(vectors).max(axis, keepdims=True))
+    _, exponent = xp.frexp(xp.abs(vectors).max(axis, keepdims=True))
     most = jnp.finfo(vectors.dtype).maxexp - 2  # the reciprocal of 2^most is a normal number
-    exponent = jnp.clip(exponent, -most, most)
-    one = jnp.ones((), vectors.dtype)
-    return vectors * jnp.ldexp(one, -exponent), jnp.ldexp(one, exponent)
+    exponent = xp.clip(exponent, -most, most)
+    one = xp.ones((), vectors.dtype)
+    return vectors * xp.ldexp(one, -exponent), xp.ldexp(one, exponent)

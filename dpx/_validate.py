@@ -104,7 +104,10 @@ def check_key(key) -> None:
     try:
         dtype = jnp.result_type(key)
         typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-        right = np.ndim(key) == 0 if typed else dtype == np.uint32 and np.ndim(key) == 1
+        if typed:
+            right = np.ndim(key) == 0
+        else:  # the words of one, of which JAX says how many there are
+            right = dtype == np.uint32 and jax.eval_shape(jax.random.wrap_key_data, key).shape == ()
     except TypeError:
         right = False
     if not right:

@@ -98,7 +98,7 @@ def fit(
         unit=unit,
         mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip_norm:g}, one Gaussian release with "
         f"noise multiplier {multiplier:.6g}",
-        assumptions=() if users is None else (cells.ONE_EACH,),
+        assumptions=(cells.ONE_EACH,) if summed.options["of_users"] else (),
     )
     std = multiplier * l2_clip_norm
     return NGram(_smooth(np.asarray(noisy), order, vocab_size, std), order, start, guarantee)
@@ -116,7 +116,7 @@ def statistic(
 
     Args:
       block: Tokens and mask, (N, L) each; blocks may have different N and L. If the unit is a user, also the
-        users (N,) int of the rows: all rows of one user have to be in one block.
+        users (N,) int of the rows, in all blocks: all rows of one user have to be in one of them.
       order, vocab_size, start, l2_clip_norm: As in `fit`.
 
     Raises:
@@ -126,9 +126,10 @@ def statistic(
     """
     table = _checked_table(order, vocab_size, start, l2_clip_norm)
     order, vocab_size, start, l2_clip_norm = table.values()
-    tokens, mask = _checked(block[0], block[1], vocab_size)
+    tokens, mask, users = (*block, None)[:3]
+    tokens, mask = _checked(tokens, mask, vocab_size)
     size = vocab_size**order
-    owner, count = _owners(len(tokens), *block[2:])
+    owner, count = _owners(len(tokens), users)
     cells = _cells(tokens, order, vocab_size, start)[mask]
     # Each distinct cell of an owner once, with the number of its occurrences.
     places, repeats = np.unique(owner[np.nonzero(mask)[0]] * size + cells, return_counts=True)
@@ -138,7 +139,8 @@ def statistic(
     counts, largest = sum_sparse(
         repeats * weights[owners], owners, cells, size, l2_clip_norm=l2_clip_norm
     )
-    return Partial("n-gram counts", table, (counts,), count, largest)
+    options = table | {"of_users": users is not None}
+    return Partial("n-gram counts", options, (counts,), count, largest)
 
 
 def without_privacy(
@@ -185,7 +187,7 @@ def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
     }
 
 
-def _owners(rows: int, users: np.ndarray | None = None) -> tuple[np.ndarray, int]:
+def _owners(rows: int, users: np.ndarray | None) -> tuple[np.ndarray, int]:
     """The owner (N,) of each row, a sequence or a user, numbered from 0, and the number of owners."""
     if users is None:
         return np.arange(rows), rows

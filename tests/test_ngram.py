@@ -11,6 +11,7 @@ from dpx import ngram
 from dpx.data import cells, surnames
 from dpx.noise import secure
 from dpx.privacy import ADD_OR_REMOVE_ONE
+from dpx.release import merge
 
 NAMES = surnames.encode(["anna", "anton", "bo", "aaaaaaaaaaaaa", "zoe"])
 
@@ -140,7 +141,13 @@ def test_counts_of_a_user_are_clipped_together(clip):
         jax.random.key(0), tokens, mask, users=users, **table, epsilon=1e8, delta=1e-5, unit="user"
     )
     assert released.guarantee.unit == "user"
+    of_sum = ngram.fit(
+        jax.random.key(0), found, None, **table, epsilon=1e8, delta=1e-5, unit="user"
+    )
+    assert released.guarantee == of_sum.guarantee
     assert released.guarantee.assumptions == (cells.ONE_EACH,)
+    with pytest.raises(ValueError, match="same options"):  # a user who is in both counts twice
+        merge(found.as_block("a"), ngram.statistic((tokens, mask), **table).as_block("b"))
     with pytest.raises(ValueError, match=r"users of shape \(7,\)"):
         ngram.statistic((tokens, mask, users[1:]), **table)
     hidden = np.ma.masked_equal(users, 2)  # under the mask they would be one user, whoever they are

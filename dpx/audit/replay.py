@@ -205,7 +205,10 @@ def _leaves(result: Any) -> dict[str, Any]:
     leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(result):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        leaves[f"result/{name}" if name else "result"] = leaf
+        name = f"result/{name}" if name else "result"
+        while name in leaves:  # as of {"a/b": x, "a": {"b": y}}
+            name += "'"
+        leaves[name] = leaf
     return leaves
 
 

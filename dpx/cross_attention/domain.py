@@ -6,6 +6,7 @@ to their domain's centre matter: in ±R/2 for the box [0, R]^d, and in the ball 
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -160,8 +161,9 @@ class Domain:
     def enter(self, k: ArrayLike, v: ArrayLike, *, clip: bool) -> tuple[jax.Array, jax.Array]:
         """Keys and values, clipped into the bounds.
 
-        Each row is clipped independently, so that neighbours stay neighbours. A row that holds a NaN or an
-        infinity becomes zero. With `clip=False` rows change by rounding only.
+        Each row is clipped independently, so that neighbours stay neighbours: outside JAX's transformations
+        its last bit does not depend on other rows either. A row that holds a NaN or an infinity becomes zero.
+        With `clip=False` rows change by rounding only.
 
         Raises:
           ValueError: with `clip=False`, if a row is outside (the first is named), or under `jit`, where rows
@@ -175,23 +177,30 @@ class Domain:
             self._check_rows("K", np.asarray(k), self.kind, self.key_bound, "key_bound")
             kind = "interval" if self.value_domain == "box" else self.value_domain
             self._check_rows("V", np.asarray(v), kind, self.value_bound, "value_bound")
-        dtype = jnp.result_type(float)
-        # NumPy's warning of overflow in 32 bits would reveal a row.
-        with np.errstate(over="ignore"):
-            k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
-        k = jnp.where(jnp.isfinite(k).all(-1, keepdims=True), k, 0)
-        v = jnp.where(jnp.isfinite(v).all(-1, keepdims=True), v, 0)
-        box = self.kind == "box"
-        k = jnp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound)
-        return k, self.nearest_values(v)
+        dtype, box = jnp.result_type(float), self.kind == "box"
+        # XLA rounds norms in another way where the number of rows is no multiple of a vector's length. NumPy
+        # sums each contiguous row alike; its warnings would reveal a row.
+        xp: Any = jnp if is_traced(k, v) else np
+        with np.errstate(all="ignore"):
+            k, v = xp.asarray(k, dtype), xp.asarray(v, dtype)
+            if xp is np:
+                k, v = (np.ascontiguousarray(rows, np.float64) for rows in (k, v))
+            k = xp.where(xp.isfinite(k).all(-1, keepdims=True), k, 0)
+            v = xp.where(xp.isfinite(v).all(-1, keepdims=True), v, 0)
+            k = xp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound, xp=xp)
+            v = self.nearest_values(v, xp)
+            return jnp.asarray(k, dtype), jnp.asarray(v, dtype)
 
-    def nearest_values(self, v: jax.Array) -> jax.Array:
-        """The point of the values' domain that is nearest to each vector (..., d_v)."""
+    def nearest_values(self, v: Any, xp: Any = jnp) -> Any:
+        """The point of the values' domain that is nearest to each vector (..., d_v).
+
+        `xp` is the module that computes, jax.numpy or numpy.
+        """
         if self.value_domain == "simplex":
-            return into_simplex(v, self.value_bound)
+            return into_simplex(v, self.value_bound, xp)
         if self.value_domain == "ball":
-            return into_ball(v, self.value_bound)
-        return jnp.clip(v, -self.value_bound, self.value_bound)
+            return into_ball(v, self.value_bound, xp=xp)
+        return xp.clip(v, -self.value_bound, self.value_bound)
 
     def check_memory(self, k, v) -> int:
         """The number of rows of K (..., n, d) and V (..., n, d_v).

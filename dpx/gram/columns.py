@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
 
-from dpx._numerics import in_float64, into_ball
+from dpx._numerics import in_float64, into_ball, sum_entries
 from dpx._validate import check_real
 from dpx.noise import secure
 
@@ -25,8 +25,8 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[np.
     """The sum of c(u)c(u)ᵀ over the columns u of X, where c projects onto the ball of radius α.
 
     The projection is 1-Lipschitz, so that columns at distance β stay within β. A column that holds NaN or an
-    infinity counts as zero. Columns are divided by α/2¹⁸ and rounded to integers (`dpx.noise.secure`), so
-    that the sum is exact.
+    infinity counts as zero. Entries that a sparse column holds in one row are added up. Columns are divided
+    by α/2¹⁸ and rounded to integers (`dpx.noise.secure`), so that the sum is exact.
 
     Args:
       X: (n, d): a NumPy array (memory-mapped too), a JAX array or a scipy sparse matrix, or an iterable
@@ -68,7 +68,7 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[np.
 def leading_rows(X: Any) -> tuple[int, Any]:
     """The number of rows n, and X with all of its blocks, since reading n takes the first from an iterator.
 
-    A DataFrame becomes the array of its values.
+    A DataFrame becomes the array of its values, and a sparse matrix of dictionaries or lists one of arrays.
     """
     X = _values(X)
     if _is_many(X):
@@ -80,6 +80,8 @@ def leading_rows(X: Any) -> tuple[int, Any]:
 
 
 def _values(X: Any) -> Any:
+    if sparse.issparse(X):
+        return X.tocoo() if X.format in ("dok", "lil") else X  # whose numbers are no array
     return X.to_numpy() if hasattr(X, "to_numpy") else X
 
 
@@ -115,18 +117,17 @@ def _blocks(X: Any) -> Iterator[Any]:
 # NumPy's warnings would reveal a column that is not finite, or a large one.
 @np.errstate(over="ignore", invalid="ignore")
 def _sparse_gram(block, column_bound: float) -> tuple[np.ndarray, float]:
-    columns = block.tocsc().astype(np.float64)
-    columns.sum_duplicates()
-    owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
-    peak = np.zeros(columns.shape[1])
-    np.maximum.at(peak, owner, np.abs(columns.data))
+    stored = block.tocoo()
+    n, d = stored.shape
+    entries, owner, rows = sum_entries(stored.data.astype(np.float64), stored.col, stored.row, n)
+    peak = np.zeros(d)
+    np.maximum.at(peak, owner, np.abs(entries))
     scale, finite = _safe_scale(peak)
-    columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
-    norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
-    columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
-    values = columns.data / column_bound
-    rounded = secure.whole(values, owner, secure.FACTOR_STEPS, columns.shape[0])
-    whole = sparse.csc_array((rounded, columns.indices, columns.indptr), shape=columns.shape)
+    entries = np.where(finite[owner], entries / scale[owner], 0)
+    norm = np.sqrt(np.bincount(owner, entries**2, d))
+    entries *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
+    rounded = secure.whole(entries / column_bound, owner, secure.FACTOR_STEPS, n)
+    whole = sparse.csc_array((rounded, (rows, owner)), shape=(n, d))
     return (whole @ whole.T).toarray(), _longest(scale, norm, finite)
 
 

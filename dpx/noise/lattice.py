@@ -96,6 +96,12 @@ class Words(NamedTuple):
     low_rounding: jax.Array
 
 
+def moved(dtype) -> float:
+    """How far rounding moves both neighbours in an entry together, in steps of the grid."""
+    mantissa = jnp.finfo(dtype).nmant + 1
+    return 2.0 ** -(mantissa - 2 if mantissa < _POINTS else _POINTS - 1)
+
+
 @functools.partial(jax.jit, static_argnames="dtype")
 def step_of(std: ArrayLike, dtype, *, multiplier_norm: ArrayLike) -> jax.Array:
     """The step g of the grid on which noise of this standard deviation lies.
@@ -107,11 +113,8 @@ def step_of(std: ArrayLike, dtype, *, multiplier_norm: ArrayLike) -> jax.Array:
     """
     dtype = jnp.dtype(dtype)
     mantissa = jnp.finfo(dtype).nmant + 1
-    moved = 2.0 ** -(
-        mantissa - 2 if mantissa < _POINTS else _POINTS - 1
-    )  # by rounding, in both neighbours
-    paid = RESOLUTION - moved * jnp.asarray(multiplier_norm, dtype)
-    # Where moves are as large as the noise, no noise would do; `release` makes NaN of this.
+    paid = RESOLUTION - moved(dtype) * jnp.asarray(multiplier_norm, dtype)
+    # Where moves are as large as the noise, no noise would do: `release` refuses it, or makes NaN of this.
     least = jnp.where(paid > 0, jnp.asarray(std, dtype) * (1 + 2.0**-20) / paid, jnp.nan)
     words, dropped = f"uint{8 * dtype.itemsize}", mantissa - _STEP_BITS
     bits = jax.lax.bitcast_convert_type(least, words)

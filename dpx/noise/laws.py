@@ -7,6 +7,7 @@ grid of a release follows from a law's `width`: its standard deviation, or down 
 
 import dataclasses
 import math
+from typing import Any
 
 import dp_accounting
 import jax
@@ -21,8 +22,11 @@ from dpx.noise.coupled import signed_exponential
 from dpx.privacy import PrivacyGuarantee, gaussian_epsilon
 
 
-def _check_positive(name: str, value: ArrayLike) -> None:
+def _check_positive(name: str, value: Any) -> None:
     # Arrays broadcast, and while JAX flattens a law its parameters are anything.
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check_positive(name, each)
     if isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, Tracer):
         numbers = np.asarray(value)
         if not np.all((numbers > 0) & np.isfinite(numbers)):

@@ -1,6 +1,7 @@
 """Where noise is added to what is private: `release`."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from dpx import _watch
 from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
 from dpx._validate import check_key, check_real
-from dpx.noise.lattice import RESOLUTION, add, step_of
+from dpx.noise.lattice import RESOLUTION, add, moved, step_of
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.leaves import Bits, draws_like
 from dpx.noise.stream import check_noise
@@ -71,9 +72,9 @@ def release(
     Raises:
       ValueError: for an argument that is no key, for complex numbers, or for sizes of the noise that do not
         broadcast to the statistic.
-      ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small for floats:
-        nothing would be guaranteed. Inside `jit` the release is then not finite, and noise of a traced size
-        that is too small makes it NaN.
+      ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small or too large
+        for floats: nothing would be guaranteed. Inside `jit` the release is then not finite, and noise of a
+        traced size that is too small makes it NaN.
     """
     if not isinstance(key, Bits):
         check_key(key)
@@ -119,7 +120,7 @@ def release(
             for size in sizes
         ]
         if law is None or isinstance(law, Gaussian):
-            noisy = _with_normal_noise(key, leaves, stds, unit)
+            noisy = _with_normal_noise(key, leaves, stds, unit, label)
         else:
             noisy = [_with_noise_of(law, key, leaves[0])]
         noisy = [
@@ -225,7 +226,11 @@ def _is_subnormal(size: Any) -> Any:
 
 
 def _with_normal_noise(
-    key: jax.Array | Bits, leaves: list[jax.Array], stds: list[jax.Array], unit: list[jax.Array]
+    key: jax.Array | Bits,
+    leaves: list[jax.Array],
+    stds: list[jax.Array],
+    unit: list[jax.Array],
+    label: str,
 ) -> list[jax.Array]:
     """The leaves with normal noise, each on its grid (`dpx.noise.lattice`)."""
     # The norm over all entries of the noise per unit of sensitivity, whatever their units are.
@@ -235,6 +240,12 @@ def _with_normal_noise(
         if leaf.size
     ]
     norm = jnp.sqrt(sum(squares)) if squares else 0.0
+    most = RESOLUTION / moved(leaves[0].dtype) if leaves else math.inf
+    if not isinstance(norm, Tracer) and norm >= most:
+        raise ValueError(
+            f"{label}: noise of {norm:.3g} times the sensitivity, over all entries, must be less than "
+            f"{most:.3g} times, or rounding would move values by as much: raise epsilon or delta"
+        )
     return [
         add(leaf, step_of(std, leaf.dtype, multiplier_norm=norm), *draw)
         for leaf, std, draw in zip(leaves, stds, draws_like(key, leaves), strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import attr
 import dp_accounting
+import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation, dp_event
 from dp_accounting.privacy_accountant import UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant
@@ -31,6 +32,10 @@ def check_event(event: DpEvent, name: str) -> DpEvent:
     """
     if not isinstance(event, DpEvent):
         raise ValueError(f"{name}={event!r} must be a DpEvent: make one with dp_accounting")
+    for field in getattr(event, "__attrs_attrs__", ()):
+        for value in np.ravel(np.asarray(getattr(event, field.name), object)):
+            if not isinstance(value, DpEvent):
+                check_number(value, f"{name}: {field.name}")
     limits = {"noise_multiplier": math.inf, "sampling_probability": 1.0}
     limits |= dict.fromkeys(("count", "steps", "released"), math.inf)
     changes: dict[str, Any] = {}
@@ -95,7 +100,13 @@ def event_epsilon(
             f"{event} has a part that privacy loss distributions do not know: spend a PrivacyGuarantee with "
             "its (ε, δ) in its place"
         )
-    return _pld_epsilon(event, delta), "privacy loss distributions"
+    try:
+        return _pld_epsilon(event, delta), "privacy loss distributions"
+    except (TypeError, OverflowError) as error:
+        raise ValueError(
+            f"{event} holds a number that privacy loss distributions do not take ({error}): spend a "
+            "PrivacyGuarantee with its (ε, δ) in its place"
+        ) from None
 
 
 def _selects(event: DpEvent) -> bool:

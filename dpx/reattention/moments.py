@@ -210,7 +210,8 @@ def attention(weights: jax.Array, v: Moments) -> Moments:
             f"v {v.mean.shape} does not fit weights {weights.shape}: pass (..., Lq, Lk) and (..., Lk, Dv)"
         )
     if v.var.shape[-1] == v.mean.shape[-1] > 1:
-        return Moments(weights @ v.mean, jnp.square(weights) @ v.var)
+        each = jnp.broadcast_to(v.var, v.mean.shape)
+        return Moments(weights @ v.mean, jnp.square(weights) @ each)
     shared = jnp.broadcast_to(v.var, (*v.mean.shape[:-1], 1))
     # Written as a sum: many backends have no fast path for a product with a single column.
     var = (jnp.square(weights) * jnp.swapaxes(shared, -1, -2)).sum(-1, keepdims=True)

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from dpx import noise
+from dpx._numerics import sum_entries
 from dpx.data.histories import Histories, flatten, last_occurrences
 from dpx.release import Blocks, Partial, merge, total
 
@@ -158,10 +159,10 @@ def _pairs(
         rows.append(users[real])
         entries.append(place[real] * (len(items) + 1))
         weights.append(position_weight * (1 - 2 * after[real] / others[real]))
-    coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
     shape = (len(histories.items), len(items) ** 2)
-    # The conversion from coordinates adds up entries that a history reaches more than once.
-    return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
+    joined = _joined(weights, np.float64), _joined(rows, np.int64), _joined(entries, np.int64)
+    sums, *coordinates = sum_entries(*joined, shape[1])  # a history may reach an entry often
+    return sparse.csr_array((sums, tuple(coordinates)), shape=shape)
 
 
 def places(items: np.ndarray, num_items: int) -> np.ndarray:

@@ -130,12 +130,20 @@ def encode(value: Any, place: str, arrays: list[bytes]) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by name, such as `layers/0/weight`; private records are leaves."""
+    """The arrays of a tree by name, such as `layers/0/weight`; private records are leaves.
+
+    Raises:
+      ValueError: for two arrays of one name.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: is_one_of(_PRIVATE, x))
-    named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
-    return {
-        name: leaf for name, leaf in named.items() if _is_array(leaf) or is_one_of(_PRIVATE, leaf)
-    }
+    named: dict[str, Any] = {}
+    for path, leaf in leaves:
+        if _is_array(leaf) or is_one_of(_PRIVATE, leaf):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            if name in named:
+                raise ValueError(f"{name} must be the path of one array, and is of two: rename one")
+            named[name] = leaf
+    return named
 
 
 def filled(like: Any, tree: Any) -> Any:

@@ -67,6 +67,7 @@ def whole_sample(**options):
     ("program", "said"),
     [
         (lambda x: (released(x), x.sum()), "result/1 differs"),
+        (lambda x: {"a": {"b": x.sum()}, "a/b": 0.0}, "result/a/b differs"),
         (lambda x: print(len(x)), "stdout differs"),
         (lambda x: print(len(x), file=sys.stderr), "stderr differs"),
         (lambda x: [released(x, label=f"row {i}") for i in range(len(x))], "the releases differ"),

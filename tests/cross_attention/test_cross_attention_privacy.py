@@ -325,3 +325,13 @@ def test_audit_accepts_tree_attention():
         for k, v in zip(keys, (1.0, -1.0), strict=True)
     ]
     assert 0.4 < audit.epsilon_lower_bound(*statistics, delta).epsilon <= epsilon
+
+
+@pytest.mark.parametrize("kind", ["ball", "simplex"])
+def test_a_row_enters_with_the_same_bits_whatever_the_number_of_rows(kind):
+    K, V = 3 * np.random.default_rng(0).normal(size=(2, 40, 5))
+    bounds = Domain("ball", 5, 5, 1.0, 1.0, 1.0, 1.0, value_domain=kind)
+    whole = bounds.enter(np.asfortranarray(K), V, clip=True)
+    for n in range(1, 41):
+        for found, expected in zip(bounds.enter(K[:n], V[:n], clip=True), whole, strict=True):
+            np.testing.assert_array_equal(found, expected[:n])

@@ -61,6 +61,13 @@ def test_distances_without_noise_are_brute_force(noise, power):
     np.testing.assert_allclose(one.query(Y[:, 1]), want, **noiseless)
 
 
+@pytest.mark.parametrize("changed", [{"bound": 1e-50}, {"bound": 1e-20}, {"weight_bound": 1e-40}])
+def test_bounds_that_floats_flush_to_zero_are_refused(changed):
+    about = {"bound": 1.0, "weight_bound": 1.0, "epsilon": 1.0, "delta": 1e-6, "bins": 4}
+    with pytest.raises(ValueError, match="floats hold no distances: use other units"):
+        trees.DPTreeDistance.build(KEY, np.zeros(3), np.zeros(3), **about | changed)
+
+
 @pytest.mark.slow
 def test_sums_without_noise_are_brute_force():
     values = np.random.default_rng(0).uniform(-1, 1, 11)  # padded to 16

@@ -29,13 +29,27 @@ def X():
         lambda X: jnp.asarray(X, jnp.float32),
         sparse.csr_matrix,
         sparse.coo_array,
+        sparse.dok_array,
+        lambda X: [sparse.lil_matrix(X)],
         lambda X: [X[:, :7], X[:, 7:200], X[:, 200:]],
         lambda X: (X[:, i : i + 13] for i in range(0, X.shape[1], 13)),
         lambda X: iter([sparse.csc_array(X[:, :100]), X[:, 100:]]),
         pd.DataFrame,
         lambda X: [pd.DataFrame(X[:, :50]), pd.DataFrame(X[:, 50:])],
     ],
-    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed", "pandas", "pandas blocks"],
+    ids=[
+        "numpy",
+        "jax",
+        "csr",
+        "coo",
+        "dok",
+        "lil",
+        "list",
+        "generator",
+        "mixed",
+        "pandas",
+        "pandas blocks",
+    ],
 )
 @pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
 def test_every_form_of_the_data_gives_the_same_release(X, form, mechanism):
@@ -67,6 +81,17 @@ def test_clipping_is_the_projection_for_every_input():
     with jax.enable_x64(True):
         found = jax.jit(traced_gram)(X, 1.0)
     np.testing.assert_allclose(found, columns @ columns.T, rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["csc", "coo"])
+def test_entries_that_a_column_holds_twice_are_added_up_whatever_other_columns_hold(form):
+    first = [1e17, -1e17] * 31 + [1.0, 0.0]  # whose sum depends on their order
+
+    def gram_of(rows, values):
+        X = sparse.csc_array((first + values, [0] * 64 + rows, [0, 64, 66]), shape=(2, 2))
+        return clipped_gram(X.asformat(form), 1.0)[0]
+
+    np.testing.assert_array_equal(gram_of([0, 1], [0.0, 0.5]), gram_of([1, 0], [0.5, 0.0]))
 
 
 @pytest.mark.parametrize(

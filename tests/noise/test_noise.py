@@ -132,6 +132,8 @@ def test_any_epsilon_up_to_1e8_works_and_the_noise_vanishes():
         (lambda: Gaussian(np.array([1.0, 0.0])), "must be finite and positive"),
         (lambda: Laplace(np.array([-1.0])), "must be finite and positive"),
         (lambda: Laplace(jnp.zeros(())), "must be finite and positive"),
+        (lambda: Gaussian([0.0]), "std=0.0 must be finite and positive"),
+        (lambda: TruncatedLaplace(1.0, ((1.0, -1.0),)), "bound=-1.0 must"),
     ],
 )
 def test_misuse_raises(call, named):

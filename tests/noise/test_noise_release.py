@@ -136,6 +136,7 @@ SHAPE = r"sums: a size of the noise has shape \(3"
         pytest.param(
             {"a": NONE, "b": NONE}, {"law": Laplace(1.0)}, "one array, and not for 2", id="two"
         ),
+        (NONE, {"noise_multiplier": 1e11}, r"noise of 1.41e\+11 .*: raise epsilon or delta"),
         (NONE, {"noise_multiplier": None}, "must be one or the other"),
         (NONE, {"noise_multiplier": 1.0, "law": Laplace(1.0)}, "must be one or the other"),
         pytest.param(NONE, {"sensitivity": np.ones((3, 2))}, SHAPE, id="rows"),

@@ -198,6 +198,12 @@ def test_what_is_no_event_is_refused_and_numbers_inside_one_are_checked():
     for event, named in (
         (3, "event=3 must be a DpEvent"),
         (SelfComposedDpEvent(nested, 3), "noise_multiplier=nan"),
+        (GaussianDpEvent(None), "event: noise_multiplier=None must be a number"),
+        (SelfComposedDpEvent(GaussianDpEvent(1.0), None), "count=None must be a number"),
+        (
+            dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, "1"], [0.5, 0.5]),
+            "sensitivities='1' must be a number",
+        ),
         (ComposedDpEvent([GaussianDpEvent(1.0), nested]), "noise_multiplier=nan"),
         (
             PoissonSampledDpEvent(-0.1, GaussianDpEvent(1.0)),
@@ -210,6 +216,11 @@ def test_what_is_no_event_is_refused_and_numbers_inside_one_are_checked():
     ):
         with pytest.raises(ValueError, match=named):
             guarantee(event=event)
+    ledger = dpx.Ledger().spend(
+        dp_event.MixtureOfGaussiansDpEvent(1e-300, [0.0, 1.0], [0.5, 0.5]), "x"
+    )
+    with pytest.raises(ValueError, match="a number that privacy loss distributions do not take"):
+        ledger.guarantee(1e-5)
     sampled = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
     counts = SelfComposedDpEvent(sampled, 2), SelfComposedDpEvent(sampled, np.float16(2.0))
     assert total(counts[0]).epsilon == total(counts[1]).epsilon

@@ -104,6 +104,7 @@ def test_shared_variances_are_the_elementwise_ones():
     x, kernel = draw(4, 3), moments(draw(3, 2, seed=1), 0.2)
     var = np.array([0.1, 1.0, 2.0, 7.0])[:, None]
     one, other = moments(x, var), moments(x, np.tile(var, 3))
+    of_axis, of_all = moments(x, var[:3, 0]), moments(x, np.tile(var[:3, 0], (4, 1)))
     wide = kernel._replace(var=jnp.full((3, 2), 0.2))
     scale, bias = jnp.asarray(draw(3, seed=2)), jnp.zeros(3)
     weights = jnp.asarray(np.random.default_rng(3).random((2, 4)), jnp.float32)
@@ -111,6 +112,7 @@ def test_shared_variances_are_the_elementwise_ones():
         (reattention.dense(one, kernel), reattention.dense(other, wide)),
         (reattention.layer_norm(one, scale, bias), reattention.layer_norm(other, scale, bias)),
         (reattention.attention(weights, one), reattention.attention(weights, other)),
+        (reattention.attention(weights, of_axis), reattention.attention(weights, of_all)),
     ):
         np.testing.assert_allclose(full(shared).var, elementwise.var, rtol=1e-5)
 

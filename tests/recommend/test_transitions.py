@@ -189,6 +189,14 @@ def test_a_block_is_summed_in_pieces_of_users_to_the_last_bit(monkeypatch, histo
     assert first_round(NUM_ITEMS)(Histories((), NUM_ITEMS)).num_records == 0
 
 
+def test_the_pairs_of_a_user_are_the_same_bits_whoever_else_is_there():
+    walk = np.concatenate([[item, item + 1] * 20 for item in range(5)])
+    other = np.array([4, 5, 0, 1])  # of pairs that are not in order
+    first = rounds.Round(np.arange(6), np.ones((6, 6), bool), 0.9, 1, 0.95, 0.0, 0.0)
+    alone, together = (first.pairs(Histories(walks, 6)) for walks in ((walk,), (walk, other)))
+    np.testing.assert_array_equal(together.toarray()[0], alone.toarray()[0])
+
+
 @pytest.mark.slow
 def test_the_rounds_keep_the_pairs_that_are_there(histories):
     many = synthetic_histories(20_000, 6, NUM_ITEMS, predictability=0.7, seed=1)

@@ -327,6 +327,12 @@ def test_models_come_back_like_a_new_one(name, tmp_path):
         np.testing.assert_array_equal(plain[array], wanted[array])
 
 
+def test_arrays_whose_paths_print_alike_are_not_saved_as_one(tmp_path):
+    model = Scaled(jnp.ones(2), {"a/b": jnp.ones(2), "a": {"b": jnp.zeros(2)}})
+    with pytest.raises(ValueError, match="shift/a/b must be the path of one array"):
+        dpx.save(trained(model), tmp_path / "model")
+
+
 def test_a_model_that_was_loaded_answers_like_that_which_was_trained(tmp_path):
     model = Tuned(1)
     dpx.save(trained(model), tmp_path / "model")

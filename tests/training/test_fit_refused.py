@@ -65,6 +65,7 @@ CLIPS = [
 KEYS = [
     ({"key": 0}, r"key of type int must be one JAX key: use dpx.secret_key\(\)"),
     ({"key": None}, "key of type NoneType must be one JAX key"),
+    ({"key": np.ones(3, np.uint32)}, r"key of type ndarray and shape \(3,\) must be one JAX key"),
     ({"key": jax.random.key(0, impl="rbg")}, "key of the generator rbg must be one of the default"),
     ({"key": np.array([0.3, 0.9])}, "must be one JAX key"),
     ({"key": np.array([1, 2])}, "must be one JAX key"),

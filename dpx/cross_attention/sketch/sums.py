@@ -77,9 +77,9 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
 
     A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w. Both factors, the second in units of `largest`,
     have norms of at most 1, and are rounded to multiples of 1/2¹⁸ (`dpx.noise.secure`). The sum of integers
-    does not depend on the order of rows or on blocks. Features are computed by a compiled program, whose last
-    bit may depend on the number of rows that it is given: about one entry of φ in 1e11 is then rounded the
-    other way.
+    does not depend on the order of rows or on blocks, and rows have entered with bits of their own
+    (`Domain.enter`). Features are computed by a compiled program in 64 bits, whose last bit may depend on the
+    number of rows that it is given: about one entry of random features in 1e11 is then rounded the other way.
     """
     heads, n = K.shape[:-2], K.shape[-2]
     K = _inside(np.asarray(K, np.float64), domain)

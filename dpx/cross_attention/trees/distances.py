@@ -276,10 +276,17 @@ jax.tree_util.register_dataclass(
 
 def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
     """The noise of the nodes, and the guarantee; raises ValueError for sizes that floats do not hold."""
+    largest = bounds**power  # of an answer, per unit of weight
+    least = jnp.finfo(jnp.result_type(float)).tiny
+    if min(bounds.min(), weight_bound, np.min(weight_bound * largest)) < least:
+        raise ValueError(
+            f"bound={bounds.min():.3g} and weight_bound={weight_bound:.3g} are so small that floats hold no "
+            "distances: use other units"
+        )
     change = 2 * weight_bound + leaf_sums.rounding(weight_bound, 1)
     depth = bins.bit_length() - 1
     nodes, event = calibrated(noise, bounds, power, depth, change, epsilon, delta)
-    check_size("tree nodes", [bounds**power, *jax.tree.leaves(nodes)])
+    check_size("tree nodes", [largest, *jax.tree.leaves(nodes)])
     return nodes, _guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
 
 
