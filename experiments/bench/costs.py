@@ -54,7 +54,9 @@ SHAPES = {
 def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
     """An ordinary and a private training step, and the shapes of their arguments."""
     loss, params, batch_of = build(shape, abstract=True)
-    adam, gradient, clipped = optax.adam(1e-3), mean_gradient(loss), clipped_sum(loss)
+    adam, gradient = optax.adam(1e-3), mean_gradient(loss)
+    # XLA counts what is in a loop once, so all examples at once, as an accelerator takes them.
+    clipped = clipped_sum(loss, microbatch_size=shape.batch)
     state = jax.eval_shape(adam.init, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
 

@@ -55,7 +55,9 @@ def growth() -> None:
                 "ordinary": jax.jit(mean_gradient(loss)).lower(params, *batch),
                 "private": jax.jit(clipped_sum(loss)).lower(params, *batch),
             }
-            counted: Any = lowered["private"].cost_analysis()
+            # XLA counts what is in the loop over microbatches once.
+            whole = jax.jit(clipped_sum(loss, microbatch_size=len(batch[0])))
+            counted: Any = whole.lower(params, *batch).cost_analysis()
             operations.append(counted["flops"])
             steps = {
                 name: partial(each.compile(), params, *batch) for name, each in lowered.items()
@@ -100,7 +102,8 @@ def parts() -> None:
         {
             "forward": partial(jax.jit(forward), params, *batch),
             "gradient": partial(jax.jit(mean_gradient(loss)), params, *batch),
-            "clipped": partial(jax.jit(clipped_sum(loss)), params, *batch),
+            # As the passes are, of all examples at once.
+            "clipped": partial(jax.jit(clipped_sum(loss, microbatch_size=64)), params, *batch),
             "noise": partial(jax.jit(noisy.update), params, state),
             "optimizer": partial(jax.jit(adam.update), params, opt_state, params),
             "input": sample,
