@@ -35,7 +35,7 @@ public, and so does the number of users. A run of `table` makes one model for th
 `--config.comparisons=True` adds popularity and transitions, each for the whole budget again. The model that
 is left recommends by the table's own ids, and does not need the table any more:
 
-    from dpx.launch import records
+    from dpx.runs import records
     records.load("runs/table").recommend(["tea", "milk"], k=3, exclude_seen=True)
 
 The paper's Figure 4 is `--config.train.evaluate_every=5` with several seeds. Its Figure 7 is

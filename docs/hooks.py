@@ -100,7 +100,7 @@ def rooms() -> list[str]:
     stub = ast.parse((ROOT / "dpx" / "__init__.pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     named = [alias.name for node in imports if node.module is None for alias in node.names]
-    return sorted({*named, "clipping", "launch.experiment"})
+    return sorted({*named, "clipping", "runs.experiment"})
 
 
 def notebooks() -> list[Path]:
@@ -132,7 +132,7 @@ def _hidden(room: str) -> list[str]:
 def _configs() -> str:
     """Every key of every config: its default and its meaning, from the configs themselves."""
     sys.path.insert(0, str(ROOT))
-    from dpx.launch import listing, sources
+    from dpx.runs import listing, sources
 
     lines = [
         "# Configs\n",

@@ -9,7 +9,7 @@ def main(command: str = "") -> None:
     """Runs `dpx COMMAND`. The command is the first argument of the process unless it is given here."""
     # A KeyboardInterrupt would be lost or wrapped where it hits an import.
     signal.signal(signal.SIGINT, _leave)
-    from dpx.launch import main
+    from dpx.runs import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if command:

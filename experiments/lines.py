@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpx.launch import plotting
-from dpx.launch.experiment import Measure
+from dpx.runs import plotting
+from dpx.runs.experiment import Measure
 from experiments.repeated import over_runs
 
 _MARKERS = "osv^D*X<>"

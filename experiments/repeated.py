@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpx.launch.experiment import Measure
-from dpx.launch.tables import mean_and_error
+from dpx.runs.experiment import Measure
+from dpx.runs.tables import mean_and_error
 
 
 def measure(

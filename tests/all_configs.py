@@ -3,7 +3,7 @@
 import numpy as np
 
 from dpx.data import synthetic_histories
-from dpx.launch import records, run, sources
+from dpx.runs import records, run, sources
 
 
 def all_sources():

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 import dpx
 from dpx import _storage as storage
-from dpx.launch import records, run, sweep
+from dpx.runs import records, run, sweep
 
 CONFIG = """
 from ml_collections import ConfigDict, config_dict

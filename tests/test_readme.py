@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from dpx.launch import records, sweep
+from dpx.runs import records, sweep
 
 # ml_collections loads each config that way.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -107,7 +107,7 @@ def check_command(line: str) -> str | None:
                 assert (ROOT / argument.partition("::")[0]).exists(), f"{argument} does not exist"
         return None
     launched = verb or module.removeprefix("experiments.")
-    source = ROOT / ("dpx/launch" if "." not in launched else "experiments")
+    source = ROOT / ("dpx/runs" if "." not in launched else "experiments")
     files = {"configs": "listing"} | dict.fromkeys(
         ("sample", "recommend", "predict", "ask"), "query"
     )
@@ -119,7 +119,7 @@ def check_command(line: str) -> str | None:
     for adopted in _ADOPTED.findall(texts[0]):
         texts.append(source.with_name(f"{adopted}.py").read_text(encoding="utf-8"))
     if launched in ("run", "sweep"):
-        texts.append((ROOT / "dpx/launch/cli.py").read_text(encoding="utf-8"))
+        texts.append((ROOT / "dpx/runs/cli.py").read_text(encoding="utf-8"))
     flags = {"help", *(name for text in texts for name in _DEFINED_FLAG.findall(text))}
     values = {}
     for argument in arguments:

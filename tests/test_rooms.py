@@ -40,7 +40,7 @@ def arrows() -> dict[str, set[str]]:
 
 def test_no_room_imports_from_one_above_it():
     rooms = arrows()
-    assert {"privacy", "noise", "training", "nn", "launch"} <= rooms.keys()
+    assert {"privacy", "noise", "training", "nn", "runs"} <= rooms.keys()
     list(graphlib.TopologicalSorter(rooms).static_order())  # raises for a circle
     rooms["privacy"].update(imported("def f():\n    from dpx.training import fit"))
     with pytest.raises(graphlib.CycleError):
@@ -49,5 +49,5 @@ def test_no_room_imports_from_one_above_it():
 
 @pytest.mark.slow
 def test_nothing_but_its_command_imports_the_launcher():
-    assert [room for room, others in arrows().items() if "launch" in others] == ["_command"]
+    assert [room for room, others in arrows().items() if "runs" in others] == ["_command"]
     assert not any({"configs", "experiments"} & others for others in arrows().values())

@@ -34,12 +34,12 @@ from dpx import (
 from dpx.cross_attention import baselines
 from dpx.cross_attention.features import PolynomialFeatures
 from dpx.data import Histories, synthetic_histories
-from dpx.launch import records, run
 from dpx.recommend import (
     item_gram,
     popularity,
     transitions,
 )
+from dpx.runs import records, run
 from dpx.training import Poisson
 
 KEY = jax.random.key(0)

@@ -92,7 +92,7 @@ def _main():
     sys.path.insert(0, str(ROOT))
     from jax._src import xla_bridge
 
-    from dpx.launch import main  # noqa: F401
+    from dpx.runs import main  # noqa: F401
     from experiments.dp_transformer import language_model, recommender  # noqa: F401
 
     assert not xla_bridge.backends_are_initialized(), "a backend's threads do not survive a fork"

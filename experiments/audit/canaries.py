@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from dpx import audit, ngram, privacy
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.runs.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments import checks, guarantees, lines
 from experiments.audit import regression, whole

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.launch import tables
+from dpx.runs import tables
 
 
 def markdown(lines: Sequence[Mapping[str, str]]) -> str:

@@ -25,9 +25,9 @@ import numpy as np
 from absl import app, flags
 
 from dpx import release
-from dpx.launch import cli
 from dpx.recommend import popularity, transitions
 from dpx.release.sums import Statistic
+from dpx.runs import cli
 from experiments.bench import _tables
 
 MEAN_LENGTH = 20

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import dpx
-from dpx.launch import cli
+from dpx.runs import cli
 from experiments.bench._steps import CLIP, compiled, mean_gradient
 
 BATCH = 16

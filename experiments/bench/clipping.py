@@ -27,7 +27,7 @@ from absl import app, flags
 from jax_privacy import clipping as jax_privacy
 
 import dpx
-from dpx.launch import cli, plotting
+from dpx.runs import cli, plotting
 from dpx.training import precision
 from experiments.bench import _tables
 from experiments.bench._steps import CLIP, clipped_sum, mean_gradient, medians, temp_bytes

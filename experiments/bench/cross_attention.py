@@ -17,7 +17,7 @@ from absl import app, flags
 
 import dpx.attention
 from dpx import cross_attention
-from dpx.launch import cli
+from dpx.runs import cli
 from experiments.bench._steps import in_turn
 
 _ROWS = flags.DEFINE_integer("rows", 1_000_000, "rows of the memory", lower_bound=10)

@@ -22,7 +22,7 @@ import jax
 from absl import app, flags
 
 import dpx
-from dpx.launch import cli, plotting
+from dpx.runs import cli, plotting
 from experiments.bench import _tables, shapes
 from experiments.bench._steps import mean_gradient
 from experiments.bench.shapes import Shape

@@ -15,7 +15,7 @@ import numpy as np
 from absl import app, flags
 
 from dpx import audit, gram
-from dpx.launch import cli
+from dpx.runs import cli
 
 # absl knows one flag of a name, and the tests import this module too.
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from dpx.launch import cli
 from dpx.nn import lora, peft, pretrained
+from dpx.runs import cli
 
 _LOAD = flags.DEFINE_string("load", None, "A model to load, in place of all that.")
 REQUIREMENTS = "experiments/bench/hugging_face_requirements.txt"

@@ -17,7 +17,7 @@ from absl import app, flags
 from dpx import cross_attention
 from dpx.cross_attention import MemoryWarning
 from dpx.data.embedding import fit_embedding
-from dpx.launch import cli
+from dpx.runs import cli
 
 _ROWS = flags.DEFINE_list("rows", ["1000", "5000"], "rows of a memory")
 _EPSILONS = flags.DEFINE_list("epsilons", ["1", "3"], "ε")

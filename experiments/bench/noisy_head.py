@@ -20,7 +20,7 @@ from absl import app, flags
 
 from configs.noisy_head import get_config
 from dpx import noisy_head
-from dpx.launch import cli
+from dpx.runs import cli
 from experiments.bench._steps import in_turn
 from experiments.noisy_head import excess_risk as experiment
 from experiments.noisy_head.methods import make_cell, make_descent

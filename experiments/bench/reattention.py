@@ -14,8 +14,8 @@ from flax import nnx
 
 import dpx
 from dpx import reattention
-from dpx.launch import cli
 from dpx.nn.transformer import Transformer
+from dpx.runs import cli
 from experiments.bench._steps import in_turn
 
 _ITEMS = flags.DEFINE_integer("items", 3416, "M.", lower_bound=2)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.launch.experiment import Measure
+from dpx.runs.experiment import Measure
 from experiments import lines
 from experiments.lines import Panel, Point
 

@@ -17,9 +17,9 @@ import numpy as np
 import dpx.attention
 from dpx import cross_attention
 from dpx.cross_attention import baselines
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.noise import release
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments import checks, guarantees
 

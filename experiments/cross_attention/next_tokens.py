@@ -17,8 +17,8 @@ import numpy as np
 
 import dpx
 from dpx.cross_attention import Sketch
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import gaussian_noise_multiplier
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import keys as secrets
 from experiments import checks
 from experiments.cross_attention.token_memory import (

@@ -16,8 +16,8 @@ from dpx import cross_attention
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments import checks, guarantees
 from experiments.cross_attention import figures as drawing

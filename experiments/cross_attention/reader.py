@@ -18,13 +18,13 @@ from flax import nnx
 
 import dpx
 from dpx.cross_attention import baselines
-from dpx.launch.experiment import Comparison, Outcome, Plan
 from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import (
     REPLACE_ONE,
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
+from dpx.runs.experiment import Comparison, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments import checks, guarantees
 from experiments.cross_attention.kernel_regression import (

@@ -18,8 +18,8 @@ from scipy.special import softmax
 import dpx
 from dpx import _storage as storage
 from dpx import cross_attention
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import keys as secrets
 from experiments import checks, guarantees
 from experiments.cross_attention import answers, labelled, rivals, votes

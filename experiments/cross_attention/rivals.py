@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.launch.experiment import Measure
+from dpx.runs.experiment import Measure
 from experiments import lines
 from experiments.repeated import over_runs
 

@@ -15,8 +15,8 @@ from dpx.cross_attention import Domain, sketch
 from dpx.cross_attention.features import Features
 from dpx.cross_attention.sketch import expected
 from dpx.data.arrays import load_array, load_columns
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import gaussian_noise_multiplier
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from dpx.training import log
 from experiments import checks, guarantees

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dpx.launch.experiment import Measure
 from dpx.noise import release
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.runs.experiment import Measure
 from experiments.cross_attention.classifiers import guarantee
 from experiments.cross_attention.labelled import Documents
 

@@ -12,9 +12,9 @@ import numpy as np
 from dpx import _storage
 from dpx.data.newsgroups import tokenize
 from dpx.data.records import of_units
-from dpx.launch import plotting
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import PrivacyGuarantee
+from dpx.runs import plotting
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import users
 from dpx.training.keys import Keys, open_keys
 from experiments import checks

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpx.data import Alphabet, Histories, Texts, friends, shakespeare, split, surnames
 from dpx.data import text as own
-from dpx.launch.experiment import compares
+from dpx.runs.experiment import compares
 from dpx.training import users
 from experiments import checks
 

@@ -9,9 +9,9 @@ from flax import nnx
 
 from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
-from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.reattention import Moments, ParameterNoise
+from dpx.runs import plotting
+from dpx.runs.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments import checks, lines
 from experiments.dp_transformer import models, training

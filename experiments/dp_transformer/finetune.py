@@ -11,8 +11,8 @@ import numpy as np
 from dpx import ngram, release
 from dpx.data import text as own
 from dpx.data.records import of_units
-from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.nn import pretrained
+from dpx.runs.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.training import resuming, users
 from dpx.training.keys import Keys, open_keys
 from experiments import checks, guarantees

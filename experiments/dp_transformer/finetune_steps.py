@@ -22,7 +22,7 @@ import numpy as np
 from absl import app, flags
 
 import dpx
-from dpx.launch import cli, records
+from dpx.runs import cli, records
 from experiments.dp_transformer import tuned_text
 
 _MODEL = flags.DEFINE_enum("model", "pretrained", ["pretrained", "random"], "As config.model.kind.")

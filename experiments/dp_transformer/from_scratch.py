@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 
 from dpx.data import Texts
 from dpx.data import text as own
-from dpx.launch.experiment import Outcome, Plan
 from dpx.nn import pretrained
+from dpx.runs.experiment import Outcome, Plan
 from experiments import checks
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpx import ngram
 from dpx.data import Texts, split
-from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan
+from dpx.runs.experiment import Candidate, Comparison, Measure, Outcome, Plan
 from dpx.training import resuming
 from dpx.training.keys import Keys, open_keys, secret_key
 from experiments import checks, guarantees

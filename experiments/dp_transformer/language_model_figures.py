@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpx.launch import plotting
+from dpx.runs import plotting
 
 
 def draw(records, folder: Path, *, unit: str = "character") -> list[Path]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from dpx import _watch
 from dpx._validate import check_decay
-from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
+from dpx.runs.experiment import Measure
 from experiments import checks
 from experiments.dp_transformer.pieces import in_pieces
 from experiments.repeated import measure

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx.data import Histories
-from dpx.launch.experiment import Candidate, Comparison, Outcome, Plan, compares
+from dpx.runs.experiment import Candidate, Comparison, Outcome, Plan, compares
 from dpx.training import keys as secrets
 from dpx.training import resuming, users
 from experiments import checks

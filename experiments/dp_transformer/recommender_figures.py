@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpx import _storage as storage
-from dpx.launch.experiment import Measure
+from dpx.runs.experiment import Measure
 from experiments import lines
 from experiments.lines import Panel, Point
 

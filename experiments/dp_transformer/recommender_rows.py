@@ -13,8 +13,8 @@ from flax import nnx
 
 from dpx import privacy
 from dpx.data import Histories
-from dpx.launch.experiment import Plan, compares
 from dpx.recommend import popularity
+from dpx.runs.experiment import Plan, compares
 from dpx.training import keys as secrets
 from experiments import guarantees
 from experiments.dp_transformer import (

@@ -11,10 +11,10 @@ from flax import nnx
 from jax import lax
 
 from dpx import _watch
-from dpx.launch import card
 from dpx.nn import lora, peft, pretrained
 from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.nn.transformer import generate
+from dpx.runs import card
 from dpx.training import checkpoints
 from experiments import checks
 from experiments.dp_transformer import record_probability

@@ -13,7 +13,7 @@ from dpx import gram, privacy
 from dpx._validate import check_decay
 from dpx.gram.accounting import Columns
 from dpx.gram.attend import KERNELS
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments import checks
 from experiments.gram import error_figures

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx import gram
-from dpx.launch.experiment import Measure
+from dpx.runs.experiment import Measure
 from experiments import lines
 from experiments.lines import Point
 

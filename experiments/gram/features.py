@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from dpx import gram
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.noise import release
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import keys as secrets
 from experiments import checks
 from experiments.cross_attention import classifiers, labelled

@@ -11,8 +11,8 @@ import numpy as np
 
 from dpx import privacy
 from dpx.data import Histories, leave_last_out
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from dpx.training import users
 from experiments import checks, guarantees

@@ -11,8 +11,8 @@ from dpx._validate import check_choice, check_positive
 from dpx.data.arrays import load_array
 from dpx.gram.accounting import Columns
 from dpx.gram.attend import KERNELS
-from dpx.launch import plotting
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
+from dpx.runs import plotting
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training.keys import open_keys
 
 FAILURE = 0.05  # of the bounds, which hold with high probability

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from experiments import checks
 from experiments.noisy_head.excess_risk import summarize
 from experiments.noisy_head.figures import drawer

@@ -14,8 +14,8 @@ import numpy as np
 
 from dpx import noisy_head
 from dpx._validate import check_epsilon
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan
 from experiments import checks
 from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import (

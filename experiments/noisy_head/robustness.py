@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx.launch.experiment import Comparison, Outcome, Plan
+from dpx.runs.experiment import Comparison, Outcome, Plan
 from experiments import checks
 from experiments.noisy_head.figures import drawer
 from experiments.noisy_head.methods import (

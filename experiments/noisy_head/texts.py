@@ -12,7 +12,7 @@ import numpy as np
 from dpx import noisy_head
 from dpx.data import newsgroups
 from dpx.data.arrays import load_array
-from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
+from dpx.runs.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import log
 from dpx.training.keys import open_keys
 from experiments import checks

@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import audit
-from dpx.launch import records, run
+from dpx.runs import records, run
 from dpx.training import Allocation
 from experiments.audit import canaries as experiment
 from experiments.audit.regression import fault_bound

@@ -6,7 +6,7 @@ import pytest
 from command_line import call
 from ml_collections import ConfigDict
 
-from dpx.launch import records
+from dpx.runs import records
 from experiments.dp_transformer import (
     ranking,
     recommender,

@@ -8,7 +8,7 @@ import pytest
 from all_configs import executed
 
 import dpx
-from dpx.launch import records
+from dpx.runs import records
 from experiments.dp_transformer import choice, recommender_rows
 
 SOURCE = "configs/recommender.py:synthetic,tiny"

@@ -12,8 +12,8 @@ from command_line import call
 from sklearn import metrics
 
 from dpx.data import sentences
-from dpx.launch import query, records, run
 from dpx.nn import pretrained
+from dpx.runs import query, records, run
 from experiments.dp_transformer import classifier, classify, feature_center, labelled_texts
 from experiments.dp_transformer.pieces import in_pieces
 

@@ -8,8 +8,8 @@ import own_files
 import pytest
 
 from configs import cross_attention as config_file
-from dpx.launch import comparison
 from dpx.privacy import gaussian_noise_multiplier
+from dpx.runs import comparison
 from dpx.training import log
 from experiments.cross_attention import (
     classifiers,

@@ -11,8 +11,8 @@ from command_line import call
 from flax import nnx
 from test_finetune import SMALL
 
-from dpx.launch import card, export, records
 from dpx.nn import lora, peft, pretrained
+from dpx.runs import card, export, records
 from experiments.dp_transformer import finetune, tuned_text
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -10,8 +10,8 @@ from all_configs import executed
 from flax import nnx
 
 from dpx.data import files
-from dpx.launch import records, report, run
 from dpx.nn.pretrained import Decoder
+from dpx.runs import records, report, run
 from experiments.dp_transformer import (
     documents,
     finetune,

@@ -10,8 +10,8 @@ from flax import nnx
 from test_finetune import SMALL
 
 import dpx
-from dpx.launch import records
 from dpx.nn import lora, pretrained
+from dpx.runs import records
 from experiments.dp_transformer import finetune
 
 

@@ -8,7 +8,7 @@ from all_configs import executed
 
 from configs.recommender import VARIANTS, get_config
 from dpx.data import synthetic_histories
-from dpx.launch import records
+from dpx.runs import records
 from experiments.dp_transformer import histories as recommender_data
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import jax
 import pytest
 from all_configs import executed
 
-from dpx.launch import records
+from dpx.runs import records
 
 pytestmark = pytest.mark.slow
 

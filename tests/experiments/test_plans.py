@@ -7,8 +7,8 @@ import pytest
 from all_configs import all_sources, configured, executed
 from own_files import OWN_FILES, write_lines
 
-from dpx.launch import records, run
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
+from dpx.runs import records, run
 from dpx.training import keys
 from experiments.dp_transformer import training
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpx.launch import records
+from dpx.runs import records
 from dpx.training import keys, resuming
 from experiments.cross_attention import labelled
 from experiments.dp_transformer import finetune, tuned_text

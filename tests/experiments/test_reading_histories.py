@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpx.data import Histories
-from dpx.launch import records
+from dpx.runs import records
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import ranking
 from experiments.gram import one_release

@@ -7,8 +7,8 @@ from all_configs import executed
 
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
-from dpx.launch import records
 from dpx.reattention import ParameterNoise
+from dpx.runs import records
 from experiments.dp_transformer import models
 
 

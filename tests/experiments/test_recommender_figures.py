@@ -5,8 +5,8 @@ import json
 import pytest
 
 from configs.recommender import get_config
-from dpx.launch.experiment import Measure
-from dpx.launch.records import Record
+from dpx.runs.experiment import Measure
+from dpx.runs.records import Record
 from experiments.dp_transformer import recommender
 from experiments.repeated import measure, over_runs
 

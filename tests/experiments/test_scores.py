@@ -12,7 +12,7 @@ from all_configs import all_sources, configured, executed
 
 from dpx import audit
 from dpx.data.records import num_units, of_units
-from dpx.launch import records
+from dpx.runs import records
 from dpx.training import keys
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs

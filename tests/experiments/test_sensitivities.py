@@ -6,8 +6,8 @@ import pytest
 
 from configs import next_tokens
 from dpx import audit
-from dpx.launch import records
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE, PrivacyGuarantee
+from dpx.runs import records
 from experiments.cross_attention import classifiers, kernel_regression, token_memory
 from experiments.cross_attention.token_memory import Positions
 from experiments.dp_transformer import choice, classify, feature_center

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from dpx.launch.experiment import Measure
+from dpx.runs.experiment import Measure
 from experiments.cross_attention import rivals, votes
 from experiments.cross_attention.labelled import Documents
 

@@ -9,8 +9,8 @@ from all_configs import executed
 from ml_collections import ConfigDict
 
 from dpx.data import Histories, leave_last_out, synthetic_histories
-from dpx.launch import records
 from dpx.recommend import popularity, transitions
+from dpx.runs import records
 from dpx.training import log
 from dpx.training.purposes import from_seed
 from experiments.dp_transformer import corpus as corpora

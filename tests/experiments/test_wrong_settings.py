@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from all_configs import configured
 
-from dpx.launch import run
+from dpx.runs import run
 
 # Of a config, values that are named as they stand here.
 NAMED = {

@@ -130,12 +130,12 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "two processes on one folder draw two keys": (
             "os.link(partial, path)",
             "os.replace(partial, path)\n        open(partial, 'w').close()",
-            "tests/launch/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
+            "tests/runs/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
         ),
         "keys can be read by others": (
             "own = status.st_uid == os.geteuid() and not status.st_mode & 0o077",
             "own = True",
-            "tests/launch/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
+            "tests/runs/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
         ),
         "a copy of its key that a killed process left survives the training": (
             "        copy.unlink(missing_ok=True)",
@@ -1432,21 +1432,21 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/gram/test_gram_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
         ),
     },
-    "dpx/launch/card.py": {
+    "dpx/runs/card.py": {
         "a model card shows what was measured without privacy": (
             "    own = [measure for measure in record.measures if measure.row in shown]\n",
             "    own = list(record.measures)\n",
             "tests/experiments/test_export.py::test_the_card_says_what_privacy_json_says",
         ),
     },
-    "dpx/launch/comparison.py": {
+    "dpx/runs/comparison.py": {
         "the worst private baseline is called the best": (
             "return max(means, key",
             "return min(means, key",
-            "tests/launch/test_comparison.py::test_the_best_baseline_follows_from_the_numbers",
+            "tests/runs/test_comparison.py::test_the_best_baseline_follows_from_the_numbers",
         ),
     },
-    "dpx/launch/experiment.py": {
+    "dpx/runs/experiment.py": {
         "on data of one's own all comparisons are paid for": (
             "return config.data.path is None",
             "return True",
@@ -1454,7 +1454,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "::test_on_ones_own_data_a_run_spends_what_it_is_given[text:tiny]",
         ),
     },
-    "dpx/launch/export.py": {
+    "dpx/runs/export.py": {
         "the config of a run goes along with its model": (
             "    exported = model.export(folder, form=form, base=base)\n",
             "    exported = model.export(folder, form=form, base=base)\n"
@@ -1462,18 +1462,18 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "tests/experiments/test_export.py::test_nothing_private_goes_along[adapters]",
         ),
     },
-    "dpx/launch/grids.py": {
+    "dpx/runs/grids.py": {
         "all points of a sweep have the same noise": (
             "if len(points) > 1 and config.noise_seed is not None:",
             "if False:",
-            "tests/launch/test_sources.py::test_a_sweep_has_no_noise_seed",
+            "tests/runs/test_sources.py::test_a_sweep_has_no_noise_seed",
         ),
     },
-    "dpx/launch/records.py": {
+    "dpx/runs/records.py": {
         "runs of two ε count as seeds of one": (
             "config = json.dumps([record.source, others], sort_keys=True)",
             'config = record.title(skip="seed")',
-            "tests/launch/test_report.py::test_runs_that_differ_in_more_than_the_seed_are_no_seeds",
+            "tests/runs/test_report.py::test_runs_that_differ_in_more_than_the_seed_are_no_seeds",
         ),
         "a model is exported on another pretrained one than it was tuned on": (
             "    if record.public_files not in (None, digest_of_public_files(config)):\n",
@@ -1487,35 +1487,35 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             LEDGER["recommender, warm"],
         ),
     },
-    "dpx/launch/report.py": {
+    "dpx/runs/report.py": {
         "runs that name one file from two folders are not added up": (
             "os.path.join(record.folder, str(path))",
             "str(path)",
-            "tests/launch/test_report.py::test_runs_on_one_file_are_added_up_however_they_read_it",
+            "tests/runs/test_report.py::test_runs_on_one_file_are_added_up_however_they_read_it",
         ),
         "a run that reads less of a file is not in the total over it": (
             "os.path.realpath(os.path.join(record.folder, str(path)))",
             "json.dumps(data)",
-            "tests/launch/test_report.py::test_runs_on_one_file_are_added_up_however_they_read_it",
+            "tests/runs/test_report.py::test_runs_on_one_file_are_added_up_however_they_read_it",
         ),
         "a report is silent on guarantees that do not add up": (
             "return added_up + [_apart(units) for units in kinds.values() if len(units) > 1]",
             "return added_up",
-            "tests/launch/test_run.py::test_totals_are_of_one_unit",
+            "tests/runs/test_run.py::test_totals_are_of_one_unit",
         ),
         "a report says of all runs what one of two rests on": (
             "if all(line in lines for lines in others)",
             "if any(line in lines for lines in others)",
-            "tests/launch/test_report.py::"
+            "tests/runs/test_report.py::"
             "test_a_report_of_several_points_begins_with_what_differs_and_says_all_else_once",
         ),
         "a report leaves assumptions out": (
             '[f"- assuming that {assumption}" for assumption in total["assumptions"]]',
             "[]",
-            "tests/launch/test_run.py::test_what_is_not_covered_is_in_the_record_and_the_report",
+            "tests/runs/test_run.py::test_what_is_not_covered_is_in_the_record_and_the_report",
         ),
     },
-    "dpx/launch/run.py": {
+    "dpx/runs/run.py": {
         "the total is that of the first release": (
             "        ledger.spend(spent, label)\n    added_up",
             "        if not ledger.releases:\n            ledger.spend(spent, label)\n    added_up",
@@ -1529,118 +1529,118 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "a run is not locked": (
             "    with storage.lock(workdir) as still_mine:\n        if not _processes",
             "    if still_mine := lambda: None:\n        if not _processes",
-            "tests/launch/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
+            "tests/runs/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
         ),
         "a run states a pretrained model that took the place of its own": (
             "write(outcome, config, workdir, seconds, public)",
             "write(outcome, config, workdir, seconds, records.digest_of_public_files(config))",
-            "tests/launch/test_run.py::test_a_run_states_the_public_files_that_it_began_with",
+            "tests/runs/test_run.py::test_a_run_states_the_public_files_that_it_began_with",
         ),
         "a run that had too little memory leaves its keys": (
             "                    keys.discard_unused(workdir)",
             "                    pass",
-            "tests/launch/test_run.py::test_too_little_memory_is_one_line_and_leaves_no_keys",
+            "tests/runs/test_run.py::test_too_little_memory_is_one_line_and_leaves_no_keys",
         ),
         "a record does not say what is not covered": (
             '"not_covered": list(outcome.not_covered),',
             '"not_covered": [],',
-            "tests/launch/test_run.py::test_what_is_not_covered_is_in_the_record_and_the_report",
+            "tests/runs/test_run.py::test_what_is_not_covered_is_in_the_record_and_the_report",
         ),
         "that a seed must stay unknown is no assumption": (
             "        assumptions.append(_SEEDED)\n",
             "        pass\n",
-            "tests/launch/test_run.py::test_how_it_was_run_is_an_assumption",
+            "tests/runs/test_run.py::test_how_it_was_run_is_an_assumption",
         ),
         "of plain releases beside others the largest δ counts": (
             "min(plain + largest * timed, 1 - 1e-12)",
             "min(max(plain, largest * timed), 1 - 1e-12)",
-            "tests/launch/test_run.py::test_the_total_is_at_the_largest_delta_beside_the_sum_of_plain_ones",
+            "tests/runs/test_run.py::test_the_total_is_at_the_largest_delta_beside_the_sum_of_plain_ones",
         ),
         "a dry run shows the dearest release as the total": (
             "    total = compose(dict(planned.releases))\n",
             "    total = max(planned.releases.values(), key=lambda spent: spent.epsilon)\n",
-            "tests/launch/test_command_line.py::test_dry_run_prints_the_privacy_parameters_and_writes_nothing",
+            "tests/runs/test_command_line.py::test_dry_run_prints_the_privacy_parameters_and_writes_nothing",
         ),
     },
-    "dpx/launch/selection.py": {
+    "dpx/runs/selection.py": {
         "the key of the scores of a finished selection is kept": (
             "storage.delete_private(folder / records.PRIVATE / _DRAWN)",
             "pass",
-            "tests/launch/test_sweep_selection.py"
+            "tests/runs/test_sweep_selection.py"
             "::test_what_was_selected_stands_when_the_trials_are_deleted",
         ),
         "the scores of trials have no noise": (
             "noise_multiplier=asked.score_noise,",
             "noise_multiplier=0.0,",
-            "tests/launch/test_sweep_selection.py::test_a_score_has_the_noise_that_is_paid_for",
+            "tests/runs/test_sweep_selection.py::test_a_score_has_the_noise_that_is_paid_for",
         ),
         "the scores of all trials have the same noise": (
             "noise_of = keys.derive(jax.random.wrap_key_data(jax.numpy.asarray(words))).noise",
             "noise_of = lambda name: jax.random.wrap_key_data(jax.numpy.asarray(words))",
-            "tests/launch/test_sweep_selection.py::test_every_score_has_noise_of_its_own",
+            "tests/runs/test_sweep_selection.py::test_every_score_has_noise_of_its_own",
         ),
         "a selection runs its grid from end to end": (
             "generator.integers(len(asked.grid), size=count)",
             "generator.permutation(np.resize(np.arange(len(asked.grid)), count))",
-            "tests/launch/test_sweep_selection.py::test_points_are_drawn_uniformly_and_with_replacement",
+            "tests/runs/test_sweep_selection.py::test_points_are_drawn_uniformly_and_with_replacement",
         ),
         "a selection that was killed draws its trials again": (
             "if not path.exists():",
             "if drawn.unlink(missing_ok=True) is None:",
-            "tests/launch/test_sweep_selection.py::test_private_draws_are_made_once",
+            "tests/runs/test_sweep_selection.py::test_private_draws_are_made_once",
         ),
         "what a dear selection has drawn is given away at the price of a cheap one": (
             'if storage.read_private(drawn).get("plan") != _digest(asked):',
             "if False:",
-            "tests/launch/test_sweep_selection.py"
+            "tests/runs/test_sweep_selection.py"
             "::test_what_was_drawn_for_one_selection_serves_no_other",
         ),
         "trials of a selection that goes on have noise for other data": (
             'if storage.read_private(drawn)["data"] != _data(asked):',
             "if False:",
-            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+            "tests/runs/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
         ),
         "the trials of a selection read whatever data there are": (
             '            drawn["data"][point],\n',
             "",
-            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+            "tests/runs/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
         ),
         "a run that costs more than was planned is selected": (
             "if spent != str(candidate.guarantee.event):",
             "if False:",
-            "tests/launch/test_sweep_selection.py"
+            "tests/runs/test_sweep_selection.py"
             "::test_a_run_that_costs_something_else_than_was_planned_is_not_selected",
         ),
         "a selected model states a pretrained one on which it was not made": (
             "files = None if ran is None else ran.public_files",
             "files = records.digest_of_public_files(config)",
-            "tests/launch/test_sweep_selection.py"
+            "tests/runs/test_sweep_selection.py"
             "::test_only_the_selected_model_and_its_noisy_score_are_given_away",
         ),
         "how long a selected trial took is given away": (
             "run.write(outcome, config, target, seconds=None, public_files=files)",
             "seconds = None if ran is None else ran.wall_seconds\n"
             "    run.write(outcome, config, target, seconds=seconds, public_files=files)",
-            "tests/launch/test_sweep_selection.py"
+            "tests/runs/test_sweep_selection.py"
             "::test_only_the_selected_model_and_its_noisy_score_are_given_away",
         ),
     },
-    "dpx/launch/selection_plan.py": {
+    "dpx/runs/selection_plan.py": {
         "a selection goes on with noise for more held-out records": (
             '            "score_sensitivity": self.sensitivity,\n',
             "",
-            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+            "tests/runs/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
         ),
         "trials of a selection may share a noise seed": (
             "    if config.noise_seed is not None:\n",
             "    if config.noise_seed is not None and config.noise_seed < 0:\n",
-            "tests/launch/test_sweep_selection.py"
+            "tests/runs/test_sweep_selection.py"
             "::test_selections_that_experiments_and_seeds_do_not_allow_are_named",
         ),
         "the trials of a selection may be logged where others read": (
             'if config.get("log") is not None:',
             'if config.get("log") == "":',
-            "tests/launch/test_sweep_selection.py::test_the_trials_of_a_selection_are_logged_nowhere_else",
+            "tests/runs/test_sweep_selection.py::test_the_trials_of_a_selection_are_logged_nowhere_else",
         ),
     },
     "dpx/ngram.py": {
@@ -2267,7 +2267,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
             "worst = np.max(list(curves.values()), axis=0)",
             "worst = next(iter(curves.values()))",
             "tests/privacy/test_selection.py::test_the_largest_divergence_counts_at_every_order "
-            "tests/launch/test_sweep_selection.py::test_every_candidate_is_in_the_price_drawn_or_not",
+            "tests/runs/test_sweep_selection.py::test_every_candidate_is_in_the_price_drawn_or_not",
         ),
         "of two candidates the largest ε counts, not the largest divergences": (
             "epsilon=epsilon(whole),",
@@ -2575,7 +2575,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "a trial of a selection runs on other data than it is priced for": (
             "if _planned.get() not in (None, same):",
             "if False:",
-            "tests/launch/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
+            "tests/runs/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
         ),
         "what a training begins with is not remembered": (
             "of_label(key, (same, settings))",
@@ -2607,7 +2607,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "the keys of a finished run are kept": (
             "            shutil.rmtree(folder)\n",
             "            pass\n",
-            "tests/launch/test_experiments.py::test_keys_are_fresh_from_the_system_and_kept_until_discarded",
+            "tests/runs/test_experiments.py::test_keys_are_fresh_from_the_system_and_kept_until_discarded",
         ),
         "sampling has 16 bits of entropy": (
             '"sampling": os.urandom(32).hex()',
@@ -2821,7 +2821,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "a run resumes on other data with the same noise": (
             'if stored.get("data") != data:',
             "if False:",
-            "tests/launch/test_experiments.py::test_keys_belong_to_the_data_that_they_were_made_for",
+            "tests/runs/test_experiments.py::test_keys_belong_to_the_data_that_they_were_made_for",
         ),
         "a run in several processes resumes where one has other data": (
             "if any(other != own for other in _processes.of_each(own)):",
@@ -2831,12 +2831,12 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "a run that lost its keys draws new ones": (
             "    if left:",
             "    if False:",
-            "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
+            "tests/runs/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
         ),
         "a run that lost its keys releases once more what is no model": (
             "names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED)",
             "names.intersection(_TRAINED)",
-            "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
+            "tests/runs/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
         ),
         "a training goes on under other keys, and takes records twice in an epoch": (
             '.get("under", under) != under',
@@ -3177,7 +3177,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "a memory resumes with other values and the same noise": (
             "data=(K, V))",
             "data=(K,))",
-            "tests/launch/test_privacy_records.py::test_experiments_without_training_know_their_data[memory]",
+            "tests/runs/test_privacy_records.py::test_experiments_without_training_know_their_data[memory]",
         ),
         "the bound of keys is no larger than the private keys": (
             "        key_bound=config.key_bound,\n",
@@ -3459,7 +3459,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
         "that a user has one identifier is no assumption of recommenders": (
             "    users.ASSUMPTION,\n",
             "",
-            "tests/launch/test_experiments.py"
+            "tests/runs/test_experiments.py"
             "::test_every_guarantee_of_a_recommender_names_the_filter[recommender:amazon,tiny-0]",
         ),
     },

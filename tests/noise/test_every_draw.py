@@ -67,7 +67,7 @@ ELSEWHERE = {
         SYNTHETIC,
     ),
     "data/records.py split": ({"default_rng", "permutation"}, PUBLIC),
-    "launch/selection.py _draw": ({"default_rng", "integers"}, POINTS),
+    "runs/selection.py _draw": ({"default_rng", "integers"}, POINTS),
     "nn/lora.py attach": ({"normal"}, INITIAL),
     "nn/pretrained/layers.py Layers.__init__.draw": ({"normal"}, INITIAL),
     "nn/transformer.py generate.step": ({"categorical"}, RELEASED),

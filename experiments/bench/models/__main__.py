@@ -26,7 +26,7 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from dpx.launch import cli
+from dpx.runs import cli
 from experiments.bench import _tables
 from experiments.bench.models import (
     attention,
