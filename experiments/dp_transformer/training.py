@@ -135,9 +135,7 @@ def optimizer(config: Any) -> optax.GradientTransformation:
         [warmup],
     )
     adam = optax.adamw(schedule, weight_decay=config.weight_decay)
-    penalty = config.get(
-        "l2", 0.0
-    )  # in the gradient, unlike the decay: the optimum is that of the sum
+    penalty = config.get("l2", 0.0)  # in the gradient, so that the optimum is that of the sum
     return optax.chain(optax.add_decayed_weights(penalty), adam) if penalty else adam
 
 
