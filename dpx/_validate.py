@@ -26,7 +26,8 @@ def check_number(value, name: str) -> float:
             raise TypeError
         return float(value)
     except (TypeError, OverflowError):
-        raise ValueError(f"{name}={value!r} must be a number, static under jit") from None
+        static = ", static under jit" if isinstance(value, Tracer) else ""
+        raise ValueError(f"{name}={value!r} must be a number{static}") from None
 
 
 def check_positive(value, name: str, *, zero: bool = False) -> float:

@@ -3,13 +3,14 @@
 import contextlib
 import contextvars
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dpx._context import within
 from dpx.clipping.params import Parameters
 
 # A strict call may hold per-example gradients of fewer elements than this for want of a rule.
@@ -44,23 +45,14 @@ _RECORDS: contextvars.ContextVar[tuple] = contextvars.ContextVar("records", defa
 _TOLD: contextvars.ContextVar[bool] = contextvars.ContextVar("told", default=False)
 
 
-@contextlib.contextmanager
-def _within(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
 def records(data: Any, count: int) -> contextlib.AbstractContextManager[None]:
     """A context, in which batches are of `count` units of these arrays: no loss may read them otherwise."""
-    return _within(_RECORDS, (jax.tree.leaves(data), count))
+    return within(_RECORDS, (jax.tree.leaves(data), count))
 
 
 def told() -> contextlib.AbstractContextManager[None]:
     """A context without reports: all has been said before, with better names for the parameters."""
-    return _within(_TOLD, True)
+    return within(_TOLD, True)
 
 
 def of(
@@ -70,7 +62,7 @@ def of(
     everything, count = _RECORDS.get()
     sizes = frozenset({size, count} - {1})
     call = Call(strict, [*jax.tree.leaves(batch), *everything], sizes, parameters)
-    return _within(_CALL, None if _TOLD.get() else call)
+    return within(_CALL, None if _TOLD.get() else call)
 
 
 def call() -> Call | None:

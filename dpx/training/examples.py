@@ -74,9 +74,8 @@ def _array(leaf: Any, name: str) -> Any:
         leaf = leaf.toarray()
     elif sources.is_frame(leaf):
         leaf = sources.read_frame(leaf, name)
-    for column in getattr(
-        leaf, "columns", [leaf]
-    ):  # of arrow, which makes floats of all where one is null
+    # Of a column of arrow NumPy makes floats where one cell is null.
+    for column in getattr(leaf, "columns", [leaf]):
         if isinstance(getattr(column, "null_count", None), int) and column.null_count:
             row = np.asarray(column.is_null()).argmax()
             raise ValueError(f"{name}, row {row} is missing: fill it in, or remove the row")

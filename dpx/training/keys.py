@@ -27,6 +27,7 @@ import numpy as np
 
 from dpx import _processes, _watch
 from dpx import _storage as storage
+from dpx._context import within
 from dpx.noise.stream import SECRET_BYTES, Stream
 from dpx.training import resuming
 from dpx.training.purposes import (
@@ -41,7 +42,7 @@ from dpx.training.purposes import (
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
 _SALT = "salt.json"
-_planned: contextvars.ContextVar[str | None] = contextvars.ContextVar("_planned", default=None)
+_PLANNED: contextvars.ContextVar[str | None] = contextvars.ContextVar("planned", default=None)
 
 
 class Opened(NamedTuple):
@@ -170,14 +171,9 @@ def _finish(workdir: Path) -> None:
         storage.delete_private(path)
 
 
-@contextlib.contextmanager
-def only_of(data: str | None) -> Iterator[None]:
-    """Lets a run open its keys on data of this digest alone; None for any."""
-    token = _planned.set(data)
-    try:
-        yield
-    finally:
-        _planned.reset(token)
+def only_of(data: str | None) -> contextlib.AbstractContextManager[None]:
+    """A context in which a run opens its keys on data of this digest alone; None for any."""
+    return within(_PLANNED, data)
 
 
 def open_keys(
@@ -200,7 +196,7 @@ def open_keys(
     if synthetic:
         return from_seed(config.seed if config.noise_seed is None else config.noise_seed)
     workdir, same = Path(workdir), resuming.digest_of_each(data)
-    if _planned.get() not in (None, same):
+    if _PLANNED.get() not in (None, same):
         raise CannotResumeError(
             f"the data changed since the selection of {workdir} began: use a new --workdir, or the old data"
         )

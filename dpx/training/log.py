@@ -7,12 +7,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpx import _processes
 from dpx import _storage as storage
+from dpx._context import within
 from dpx._validate import check_integer, check_number
 from dpx.training import trackers
 from dpx.training.arguments import check_flag
@@ -64,8 +65,9 @@ def evaluated(numbers: Any) -> dict[str, float]:
     try:
         return {name: check_number(value, f"evaluate: {name}") for name, value in numbers.items()}
     except ValueError as error:
-        said = str(error).partition(", static")[0]
-        raise ValueError(f"{said}: return one, or leave the name out where there is none") from None
+        raise ValueError(
+            f"{error}: return one, or leave the name out where there is none"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +157,9 @@ class MetricLog:
 _QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=False)
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> contextlib.AbstractContextManager[None]:
     """A context in which no training tells stderr how far it is: losses are private, and logs may not be."""
-    token = _QUIET.set(True)
-    try:
-        yield
-    finally:
-        _QUIET.reset(token)
+    return within(_QUIET, True)
 
 
 def say(text: str, *, shown: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpx import _processes
 from dpx import _storage as storage
+from dpx._context import within
 
 Tracker = Callable[[int, Mapping[str, float]], Any]  # of a step and numbers by name
 
@@ -49,14 +50,9 @@ def check_table(target: Any, folder: Path | None) -> None:
         _rows((folder or Path()) / target)
 
 
-@contextlib.contextmanager
-def to(target: str | Tracker | None) -> Iterator[None]:
+def to(target: str | Tracker | None) -> contextlib.AbstractContextManager[None]:
     """A context in which trainings also log to `target`; None changes nothing."""
-    token = _TARGET.set(_TARGET.get() if target is None else check(target))
-    try:
-        yield
-    finally:
-        _TARGET.reset(token)
+    return within(_TARGET, _TARGET.get() if target is None else check(target))
 
 
 @contextlib.contextmanager

@@ -2573,7 +2573,7 @@ PATCHES: dict[str, dict[str, tuple[str, str, str]]] = {
     },
     "dpx/training/keys.py": {
         "a trial of a selection runs on other data than it is priced for": (
-            "if _planned.get() not in (None, same):",
+            "if _PLANNED.get() not in (None, same):",
             "if False:",
             "tests/runs/test_sweep_selection.py::test_scores_have_noise_for_the_data_of_all_trials",
         ),
