@@ -73,7 +73,7 @@ GRU = {
 CHANGES = {
     # Shares that are large enough to be missed where one is left out.
     "quickstart:tiny": [
-        TRAINING | DROPOUT | {"reattention.budget_fraction": 0.4},
+        TRAINING | DROPOUT | {"reattention.budget_fraction": 0.15},
         TRAINING | GRU | {"train.sampling": "allocation"},
     ],
     "shakespeare:tiny": [TRAINING | {"model.dropout": 0.2}],
@@ -102,7 +102,7 @@ CHANGES = {
     ],
     "recommender:movielens,tiny": [TRAINING | {"model.dropout": 0.5, "num_seeds": 2}],
     "recommender:amazon,tiny": [
-        TRAINING | CORRECTED | {"popularity_budget_fraction": 0.5, "choice_budget_fraction": 0.2}
+        TRAINING | CORRECTED | {"popularity_budget_fraction": 0.25, "choice_budget_fraction": 0.2}
     ],
     "recommender:amazon_warm,tiny": [
         TRAINING | {"num_seeds": 1, "model.dropout": 0.2, "choice_budget_fraction": 0.05}
